@@ -1,4 +1,5 @@
-// decode_alert of any bytes: a failure that prints plainly and survives being told once more.
+// Decodes any bytes as an alert: the failure prints as plain text, and encoding and decoding it again keeps
+// it.
 #include "record/alert.hpp"
 
 #include <cstring>

@@ -1,4 +1,4 @@
-// Any bytes read as a certificate: every field is a part of them, and what is accepted is what it must be.
+// Reads any bytes as a certificate: every field is a part of the bytes, and accepted values are valid.
 #include "identity/certificate.hpp"
 
 #include "script.hpp"
@@ -37,7 +37,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
                   (*read.claims.world >= 1 && *read.claims.world <= kMaxWorld));
     fuzz::require(public_key_digest(fields.key) == read.claims.key);
   }
-  // As its own authority: only what signed itself is signed.
+  // The certificate as its own authority: it counts as signed only if it signed itself.
   const Authority authority(bytes);
   const Authority* const authorities[] = {&authority};
   Issuers issuers(authorities);

@@ -1,4 +1,4 @@
-// A rank in a ring of three that reduces, forwards and opens what its two peers' scripts send.
+// A rank in a group of three reduces, forwards and opens what scripts send it as its two peers.
 #include "collective/engine.hpp"
 #include "script.hpp"
 #include "stand_ins/host_device.hpp"
@@ -13,10 +13,10 @@ constexpr int kRank = 0, kWorld = 3;
 constexpr size_t kChunk = 2000, kSegment = 1024;
 constexpr uint8_t kOwn = 1;
 
-// Slots of the peers' areas lie here, for records whose payload does not come over the link.
+// How many slots each peer's area has, for records whose payload does not come over the link.
 constexpr uint32_t kSlots = 6;
 
-// Made once, because it is large: an area, and which of its slots a run has written to.
+// A peer's area. Made once, because it is large; clear() clears what a run may have written.
 struct Area {
   std::vector<uint8_t> bytes = std::vector<uint8_t>(Wires::area_bytes(kSlots, kGpuPayload));
   uint8_t* slot(uint32_t number) { return bytes.data() + number * run_stride(kGpuPayload); }
@@ -90,7 +90,7 @@ void run(std::span<const uint8_t> script) {
     group.engine.run(call);
   } catch (const Failure&) {
   }
-  // A byte is ours, an authentic record's, or a sum of both kinds. Nothing else can have got there.
+  // Each byte must be ours, an authentic record's, or a sum of both kinds.
   std::array<bool, 256> allowed{};
   allowed[kOwn] = true;
   for (const uint8_t fill : group.fills) {

@@ -1,5 +1,5 @@
-// Batches of commands as a GPU gets them, run by the CPU: a record that was changed on its way opens
-// into nothing, and the flag that says so is set.
+// Batches of commands as a GPU gets them, run by the CPU: from a changed record nothing is written, and its
+// failure flag is set.
 #include "device/cuda/launch.hpp"
 #include "script.hpp"
 #include "stand_ins/host_driver.hpp"
@@ -23,7 +23,7 @@ void prepare(Work& work, const Line& line) {
   Sealer sealer(0, 2);
   std::array<uint8_t, kLineBytes> bytes;
   std::memcpy(bytes.data(), line.bytes, kLineBytes);
-  // The host has checked the header before it tells the GPU of the record.
+  // The host checks a header before it gives the record to the GPU, so the header is right here.
   bytes[kFlagsAt] &= kWrongKey;
   bytes[kHeaderAt + 3] = 0;
   std::memset(bytes.data() + kHeaderAt + 16, 0, 4);

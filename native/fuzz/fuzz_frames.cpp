@@ -1,5 +1,5 @@
-// Any bytes read as frames: none is opened that was not sealed. The same bytes sealed come back, however they
-// are cut, and do not once a bit of them has changed.
+// Reads any bytes as frames: only sealed frames open. Sealed bytes come back, however they are cut, but not
+// after one bit was changed.
 #include "handshake/frames.hpp"
 
 #include "script.hpp"
@@ -16,7 +16,7 @@ KeyBytes some_key() {
   return key;
 }
 
-// What was opened, until something was refused or bytes were missing.
+// Returns what was opened until something was refused or bytes were missing.
 std::vector<uint8_t> opened(std::span<const uint8_t> raw, size_t at_once, bool& refused) {
   FrameOpener opener(some_key(), kStart);
   std::vector<uint8_t> plain;

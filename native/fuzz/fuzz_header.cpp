@@ -1,4 +1,4 @@
-// Header::decode of any bytes: what it accepts is spelled in one way only.
+// Decodes any bytes as a header: an accepted header encodes to the same bytes.
 #include "record/record.hpp"
 #include "script.hpp"
 

@@ -1,4 +1,4 @@
-// One link that reads a script: whatever it hands on was sealed by a member, unchanged and in order.
+// One link reads a script: everything that it hands on was sealed by a member, unchanged and in order.
 #include "transport/link.hpp"
 
 #include "script.hpp"
@@ -45,7 +45,7 @@ void run(std::span<const uint8_t> script) {
     }
     if (!link.ready()) return;  // a published record that this rank does not expect yet
     const Header& header = link.header();
-    // The header's own tag was right. A changed payload is seen below, when it is opened.
+    // The header's tag was right. A changed payload is noticed below, when it is opened.
     require(next.in_order || link.only_listening);
     require(header.kind == next.header.kind && header.length == next.header.length);
     require(header.kind == Kind::group || header.sender == kPeer);

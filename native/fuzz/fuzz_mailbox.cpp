@@ -1,4 +1,4 @@
-// A mailbox with messages to send and to receive, whose peers follow a script.
+// A mailbox sends and receives messages while its peers follow a script.
 #include "mailbox/mailbox.hpp"
 
 #include "script.hpp"

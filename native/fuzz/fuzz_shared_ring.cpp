@@ -1,4 +1,4 @@
-// Both directions of a link's shared memory while its other end writes what it likes there.
+// Both directions of a link over shared memory, while the other end writes there whatever it likes.
 #include "transport/pipe.hpp"
 
 #include <fcntl.h>
@@ -15,7 +15,7 @@ constexpr size_t kFile = kRing + kRingControlBytes;
 // Offsets in the control page (shm_pipe.cpp).
 constexpr size_t kWords[] = {0, 128, 192, 256};
 
-// Made once: each run gets the same memory, set to zero.
+// Made once: each run gets the same memory, cleared.
 struct Memory {
   Memory() {
     for (int end : {0, 1}) {
@@ -49,7 +49,7 @@ void run(std::span<const uint8_t> script) {
       iovec part[2] = {{private_memory.data(), length / 2},
                        {private_memory.data() + kRing, length - length / 2}};
       switch (step[0] % 7) {
-        case 0:  // the peer writes a control word, near the last one or anything
+        case 0:  // the peer writes a control word: a value near the old one, or any value
           if (step[1] & 1) {
             uint64_t now;
             std::memcpy(&now, memory.bytes[1] + kRing + kWords[step[2] % 4], sizeof now);

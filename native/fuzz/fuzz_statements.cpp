@@ -1,4 +1,4 @@
-// Any bytes read as a member's statement, and as a bundle: what is accepted is written back to the same bytes.
+// Reads any bytes as a member's statement and as a bundle: what is accepted encodes to the same bytes.
 #include "handshake/bundle.hpp"
 #include "handshake/statements.hpp"
 

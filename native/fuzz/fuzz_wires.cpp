@@ -1,4 +1,4 @@
-// Which slots of an area are lent: a peer that lies about what it has fetched frees none too early.
+// The lending of an area's slots: a peer that lies about what it has fetched frees no slot too early.
 #include "device/wires.hpp"
 
 #include <set>
@@ -12,7 +12,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   constexpr int kWorld = 4;
   constexpr uint32_t kSlots = 5;
   Wires wires(kWorld, kSlots, kGpuPayload);
-  std::array<std::deque<uint32_t>, kWorld> lent;  // by peer, in order: what we expect
+  std::array<std::deque<uint32_t>, kWorld> lent;  // by peer, in order: the expected loans
   std::array<uint64_t, kWorld> returned{};
   std::array<int, kSlots> readers{};
   for (size_t at = 0; at + 4 <= size; at += 4) {

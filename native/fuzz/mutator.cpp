@@ -1,6 +1,6 @@
 // Mutations that know a script's lines and the fields of a record's header.
 //
-// libFuzzer's own mutations are used as well: half of the time on the whole input, else within a line.
+// libFuzzer's own mutations are used as well, on the whole input or within a line.
 #include <algorithm>
 #include <cstring>
 #include <random>
@@ -17,7 +17,7 @@ using namespace sealring::fuzz;
 struct Field {
   size_t at, bytes;
 };
-// Of the record's header (docs/spec.md), then of the line itself.
+// Fields of the record's header (docs/spec.md), then of the line itself.
 constexpr Field kFields[] = {
     {kHeaderAt + 3, 1},  {kHeaderAt + 4, 4},  {kHeaderAt + 8, 8},  {kHeaderAt + 16, 4},
     {kHeaderAt + 20, 4}, {kHeaderAt + 24, 4}, {kHeaderAt + 28, 4}, {kHeaderAt + 32, 8},
@@ -53,7 +53,7 @@ extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max
       std::memcpy(chosen + field.at, &value, field.bytes);
       break;
     }
-    case 1: {  // or one close to what it was
+    case 1: {  // a field takes a value close to its old one
       const Field& field = kFields[random() % std::size(kFields)];
       uint64_t value = 0;
       std::memcpy(&value, chosen + field.at, field.bytes);
@@ -61,22 +61,22 @@ extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max
       std::memcpy(chosen + field.at, &value, field.bytes);
       break;
     }
-    case 2: {  // or another line's: records that belong to one message
+    case 2: {  // a field takes another line's value, so that records belong together
       const Field& field = kFields[random() % std::size(kFields)];
       std::memcpy(chosen + field.at, line(random() % lines) + field.at, field.bytes);
       break;
     }
-    case 3: {  // two lines change places
+    case 3: {  // two lines are exchanged
       uint8_t* const other = line(random() % lines);
       std::swap_ranges(chosen, chosen + kLineBytes, other);
       break;
     }
-    case 4: {  // a line comes once more
+    case 4: {  // a line is repeated
       if (size + kLineBytes > max_size) break;
       std::memmove(chosen + kLineBytes, chosen, static_cast<size_t>(data + size - chosen));
       return size + kLineBytes;
     }
-    case 5: {  // a line is gone
+    case 5: {  // a line is removed
       std::memmove(chosen, chosen + kLineBytes,
                    static_cast<size_t>(data + size - chosen - kLineBytes));
       return size - kLineBytes;

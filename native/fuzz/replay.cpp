@@ -1,4 +1,4 @@
-// Runs a fuzz target over the files that are given, so that every compiler replays the kept inputs.
+// Runs a fuzz target over the given files, so that the kept inputs can be replayed with any compiler.
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>

@@ -1,10 +1,9 @@
-// A fuzzer's input read as a script: what one peer, or an attacker on the wire, sends to us.
+// Reads a fuzzer's input as a script: the records that a peer, or an attacker on the wire, sends to us.
 //
-// Every line of the script is kLineBytes long and gives one record. Unless the line says otherwise the
-// record is sealed as the protocol demands, with the next count of its key: random bytes alone would
-// never pass the first tag. A line can ask for a wrong key, count, generation, length or sender (what a
-// hostile member of the group can make), for a changed byte or a cut (what the network can make), and
-// for small reads.
+// Every line of the script has kLineBytes bytes and gives one record. By default the record is sealed as the
+// protocol demands, with the next count of its key, because random bytes alone would never pass the first tag
+// check. A line can ask for a wrong key, count, generation, length or sender (what a hostile member of the
+// group can make), for a changed byte or a cut (what the network can make), and for small reads.
 #pragma once
 
 #include <algorithm>
@@ -26,14 +25,14 @@ inline constexpr size_t kLineBytes = 80;
 inline constexpr size_t kMaxLines = 32;
 inline constexpr size_t kMaxScriptPayload = 4096;
 
-// Where a line holds what. The mutator (mutator.cpp) uses the same places.
+// The places of a line's fields. The mutator (mutator.cpp) uses the same places.
 enum At : size_t {
   kPeerAt = 0,
   kFlagsAt = 1,
   kChangedAt = 2,  // two bytes: which byte of the record is changed
-  kMaskAt = 4,  // and with what; 0 changes nothing
-  kFillAt = 5,  // what the payload is made of
-  kLengthAt = 6,  // two bytes: of the payload
+  kMaskAt = 4,  // the mask that changes it; 0 changes nothing
+  kFillAt = 5,  // the byte that fills the payload
+  kLengthAt = 6,  // two bytes: the payload's length
   kHeaderAt = 8,
   kCutAt = 72,  // two bytes: the record ends here; 0 keeps it whole
   kReadAt = 74,  // the most bytes that one read returns; 0 for no limit
@@ -42,11 +41,11 @@ enum At : size_t {
 enum Flag : uint8_t {
   kWrongKey = 1,
   kNextGeneration = 2,
-  kOwnCount = 4,  // the header's own, instead of the next one
-  kOwnLength = 8,  // the header's own, instead of the payload's
-  kOwnSender = 16,  // sender and receiver of the header's own
+  kOwnCount = 4,  // the count is the header's own, not the next one
+  kOwnLength = 8,  // the length is the header's own, not the payload's
+  kOwnSender = 16,  // sender and receiver are the header's own
   kOwnGeneration = 32,
-  kKeepSpelling = 64,  // the header's bytes as they are, its magic number and version included
+  kKeepSpelling = 64,  // the header's bytes are kept, including magic number and version
 };
 
 struct Line {
@@ -67,7 +66,7 @@ inline std::vector<Line> lines_of(std::span<const uint8_t> script) {
   return out;
 }
 
-// One record as it comes over the wire, and whether the protocol lets anything of it be used.
+// One record as it comes over the wire, and whether the protocol allows its use.
 struct Sent {
   Header header;
   std::vector<uint8_t> plain;
@@ -95,7 +94,7 @@ class Sealer {
     if (!line.has(kOwnLength)) header.length = static_cast<uint32_t>(length);
     const bool published = header.kind == Kind::group;
     if (!line.has(kOwnSender)) {
-      // A published record may be another member's, passed on by this peer.
+      // A published record may be another member's, forwarded by this peer.
       header.sender =
           published ? header.sender % static_cast<uint32_t>(world_) : static_cast<uint32_t>(peer);
       header.receiver = published ? kEveryone : static_cast<uint32_t>(rank_);
@@ -124,7 +123,7 @@ class Sealer {
   }
 
  private:
-  // What both ends count for one key.
+  // The counters that both ends keep for one key.
   struct Chain {
     KeyBytes first;
     Suite suite;
@@ -156,7 +155,7 @@ class Sealer {
 
   static void seal_with(const Line& line, const Chain& chain, uint32_t generation, Sent& sent) {
     KeyBytes key = chain.first;
-    // A generation that only a hostile member claims costs no more than one step.
+    // Only a hostile member claims a wrong generation, and that costs at most one step.
     for (uint32_t step = 0; step < generation; ++step) key = ratchet(key);
     if (line.has(kWrongKey)) key[31] ^= 1;
     Aead aead(key, Aead::Direction::seal, chain.suite);
@@ -188,8 +187,8 @@ class Sealer {
   std::map<std::tuple<bool, bool, int>, Chain> chains_;
 };
 
-// A pipe whose other end has written the records of a script, and then gone. Without any record it stays,
-// and is silent.
+// A pipe whose other end has written a script's records and then left. If there is no record, the other end
+// stays and is silent.
 class ScriptedPipe final : public Pipe {
  public:
   void add(const Sent& sent) {

@@ -1,7 +1,7 @@
 // A test runner small enough to read: TEST(name) { CHECK(condition); } and a main that calls run().
 //
-// A failed CHECK prints where it is and lets the test go on; CHECK_NOTE adds a printf-style note on
-// the values at hand. An argument without leading "--" picks the tests whose name holds it.
+// A failed CHECK prints its place and lets the test go on. CHECK_NOTE adds a printf-style note on the values
+// at hand. An argument that does not begin with "--" selects the tests whose names contain it.
 
 #pragma once
 
@@ -31,7 +31,7 @@ struct Register {
   Register(const char* name, void (*body)()) { all_tests().push_back({name, body}); }
 };
 
-// Counts the failure; true while there are still few enough in this test to be worth printing.
+// Counts the failure. Returns true while this test has few enough failures for them to be printed.
 inline bool fail(const char* file, int line, const char* what) {
   constexpr long kShown = 5;
   if (++failed_checks() > kShown) return false;
@@ -49,8 +49,8 @@ inline bool chosen(const char* name, int argc, char** argv) {
   return !any_filter;
 }
 
-// Runs the chosen tests, prints "N passed, M failed", and returns the exit status. Choosing nothing
-// is a failure: a misspelt filter must not look like success.
+// Runs the chosen tests, prints "N passed, M failed", and returns the exit status. It is a failure if no test
+// was chosen: a misspelt filter must not look like success.
 inline int run(int argc, char** argv) {
   int passed = 0;
   int failed = 0;

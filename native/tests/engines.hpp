@@ -1,4 +1,4 @@
-// Whole engines in one process, one thread a rank, for tests of what they do together.
+// Whole engines in one process, one thread for each rank, for tests of what they do together.
 #pragma once
 
 #include <cstdio>
@@ -26,7 +26,7 @@ class World {
     }
   }
 
-  // Every rank runs `body` in a thread of its own; the failures they end with, by rank.
+  // Runs `body` for every rank, each in its own thread. Returns, by rank, the failures that they ended with.
   template <typename Body>
   std::vector<std::optional<Failure>> run(Body body) {
     std::vector<std::optional<Failure>> failures(size);
@@ -44,7 +44,7 @@ class World {
     return failures;
   }
 
-  // One more lane between all of them.
+  // Adds a lane between all ranks.
   void add_lane(size_t lane, Transport transport) {
     for (int low = 0; low < size; ++low) {
       for (int high = low + 1; high < size; ++high) {

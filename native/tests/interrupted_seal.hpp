@@ -1,5 +1,5 @@
-// Plaintext that stops its reader in the middle, so that a test can look, during sealing, at the
-// memory that others share. This does not depend on how the AEAD in use orders its reads and writes.
+// Plaintext that stops its reader in the middle, so that a test can inspect shared memory while a record is
+// being sealed. This works in whatever order the AEAD reads and writes.
 #pragma once
 
 #include <signal.h>
@@ -14,7 +14,7 @@
 
 namespace sealring::testing {
 
-// Its second half cannot be read before `halfway` has run, which happens once, when it is first touched.
+// The first access to the second half runs `halfway`, once; only then the second half can be read.
 class InterruptedPlaintext {
  public:
   InterruptedPlaintext(size_t bytes, std::function<void()> halfway)

@@ -1,4 +1,4 @@
-// Programs as schedule/ writes them, for tests of the engine that have no Python.
+// Programs like those of schedule/, for tests of the engine without Python.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace sealring::testing {
 
-// schedule/program.py's writer, as far as the tests need it: a step waits for the last writer of what it
-// reads, and for the last writer and all readers of what it overwrites.
+// What the tests need of schedule/program.py's writer. A step waits for the last writer of what it reads, and
+// for the last writer and all readers of what it overwrites.
 class Writer {
  public:
   explicit Writer(int slots) : writer_(slots, -1), readers_(slots) {}
@@ -79,14 +79,14 @@ inline Program direct_broadcast(int world, int rank) {
   return Program(4, 2, rank, world, 1, {}, std::move(writer.steps));
 }
 
-// This rank's part of a broadcast from another one.
+// This rank's part of a broadcast from another rank.
 inline Program receive_from(int root, int world, int rank) {
   Writer writer(1);
   writer.add({Action::receive, 0, {root}, 0, root, -1, {}}, false, true);
   return Program(4, 2, rank, world, 1, {}, std::move(writer.steps));
 }
 
-// This rank sends its tensor to every other one, and adds theirs to its own.
+// Each rank sends its tensor to every other rank, and adds the others' tensors to its own.
 inline Program direct_sum(int world, int rank) {
   Writer writer(1);
   for (int peer = 0; peer < world; ++peer) {

@@ -10,7 +10,7 @@
 
 namespace sealring::testing {
 
-// 128 KiB blocks, a size that stays in the second-level cache. For avg, the division alone, by 7.
+// Uses blocks of 128 KiB, which stay in the second-level cache. For avg, measures only the division, by 7.
 inline void bench() {
   constexpr std::size_t kBlock = 128 * 1024;
   constexpr int kRounds = 500;

@@ -1,4 +1,4 @@
-// What the reductions are tried on: names, every reducible pair, and buffers full of corner cases.
+// Inputs for tests of the reductions: names, every reducible pair, and buffers full of corner cases.
 
 #pragma once
 
@@ -39,7 +39,7 @@ void for_each_pair(Function function) {
   });
 }
 
-// The corners of a type, as raw little-endian items of its part.
+// The corner cases of a type, as raw little-endian items of its part.
 inline std::vector<std::uint64_t> corners(DType part) {
   switch (part) {
     case DType::float16:
@@ -75,7 +75,7 @@ inline std::vector<std::uint64_t> corners(DType part) {
   }
 }
 
-// Two buffers of `items` elements: every corner against every corner, then numbers of like size,
+// Fills two buffers of `items` elements: every corner case against every other, then numbers of similar size,
 // then random bits.
 inline void fill(DType dtype, std::size_t items, Bytes& dst, Bytes& src, std::mt19937_64& random) {
   const DType part = reference::part(dtype);

@@ -1,5 +1,6 @@
-// The same arithmetic as native/reduce/reduce.hpp promises, by slow and different means: integers in 128
-// bits, 16-bit floats by ldexp and nearbyint, nothing vectorised, volatile so that nothing fuses.
+// A reference for native/reduce/reduce.hpp that computes the same results by slow and different means:
+// integers in 128 bits, 16-bit floats by ldexp and nearbyint, nothing vectorised, volatile so that nothing is
+// fused.
 
 #pragma once
 
@@ -61,7 +62,7 @@ inline std::uint16_t encode16(DType dtype, double value) {
   if (value == 0) return static_cast<std::uint16_t>(sign);
   const int exponent = std::max(std::ilogb(value), 1 - bias);
   const double units = std::nearbyint(std::ldexp(value, fraction - exponent));
-  // A carry out of the fraction lands in the exponent, as it should; past the end is infinity.
+  // A carry out of the fraction correctly goes into the exponent; past the largest exponent is infinity.
   const double bits = units + std::ldexp(exponent + bias - 1, fraction);
   return static_cast<std::uint16_t>(sign | static_cast<int>(std::min<double>(bits, infinity)));
 }
@@ -77,7 +78,7 @@ T float_pair(ReduceKind kind, T left, T right) {
   return (left < right) == min ? left : right;
 }
 
-// A float element of any width as a float or double, and back.
+// Applies a function to a float element of any width, as a float or double, and stores the result.
 template <class T, class Function>
 void on_float(DType dtype, std::byte* at, Function function) {
   if (item_bytes(dtype) == 2) {
@@ -107,7 +108,7 @@ using UnsignedWide = unsigned __int128;
 
 inline Wide integer_at(DType dtype, const std::byte* at) {
   std::uint64_t raw = 0;
-  std::memcpy(&raw, at, item_bytes(dtype));  // little endian, as every platform served
+  std::memcpy(&raw, at, item_bytes(dtype));  // little endian, as on every supported platform
   const int unused = 64 - 8 * static_cast<int>(item_bytes(dtype));
   return is_signed(dtype) ? static_cast<Wide>(static_cast<std::int64_t>(raw << unused) >> unused)
                           : static_cast<Wide>(raw);
@@ -191,7 +192,7 @@ inline void pair(DType dtype, ReduceKind kind, std::byte* dst, const std::byte* 
   }
 }
 
-// A complex element counts as two of its parts; everything else as itself.
+// The type of an element's parts: a complex element has two floats, any other is its own part.
 inline DType part(DType dtype) {
   if (dtype == DType::complex64) return DType::float32;
   return dtype == DType::complex128 ? DType::float64 : dtype;
@@ -209,7 +210,7 @@ inline void average(DType dtype, std::byte* at, std::uint32_t divisor) {
   }
 }
 
-// Whole factors only, within int64: the conversions at the ends have a test of their own.
+// For whole factors within int64 only; conversions at the limits have their own test.
 inline void premultiply(DType dtype, std::byte* at, double factor) {
   if (family(dtype) == Family::integer) {
     const Wide by = static_cast<std::int64_t>(factor);
@@ -225,7 +226,8 @@ inline void premultiply(DType dtype, std::byte* at, double factor) {
   }
 }
 
-// The same bits, or both NaN: which NaN is left to the hardware. `part_type` is no complex type.
+// Whether both have the same bits, or both are NaN (the hardware chooses the kind). `part_type` is no complex
+// type.
 inline bool same(DType part_type, const std::byte* a, const std::byte* b) {
   if (std::memcmp(a, b, item_bytes(part_type)) == 0) return true;
   if (family(part_type) != Family::floating) return false;

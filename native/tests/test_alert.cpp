@@ -1,4 +1,4 @@
-// Alerts: what a rank's last words look like, and that any bytes at all are survived.
+// Alerts: the layout of their bytes, and that any bytes at all can be decoded.
 
 #include <random>
 #include <string>
@@ -47,7 +47,8 @@ TEST(first_witness_stays_the_one_named) {
 
 TEST(who_was_told_is_no_witness) {
   Failure invented = some_failure();
-  for (int witness : {12, 16, 1 << 30}) {  // the receiver, or no rank of the group
+  // the receiver itself, or a number that is no rank of the group
+  for (int witness : {12, 16, 1 << 30}) {
     invented.reported_by = witness;
     CHECK(decode_alert(encode_alert(invented, 5), 5, 12, 16).reported_by == 5);
   }

@@ -1,4 +1,4 @@
-// Which channel carries what from one rank to another.
+// The choice of channels between ranks.
 
 #include <set>
 #include <vector>

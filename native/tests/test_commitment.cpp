@@ -1,4 +1,4 @@
-// Running hashes over a link's records: equal at both ends, and only for what was found authentic.
+// Running hashes over a link's records: equal at both ends, and only over authentic records.
 
 #include <cstring>
 
@@ -25,7 +25,7 @@ void carry(End& from, End& to) {
   to.open();
 }
 
-// A record as bytes: header, tag, payload and tag are all `fill`, but for the kind.
+// A record as bytes: header, tag, payload and tag are all `fill`, except for the kind.
 std::vector<uint8_t> record_of(Kind kind, uint8_t fill, size_t bytes = kRecordOverhead + 3) {
   std::vector<uint8_t> record(bytes, fill);
   record[3] = static_cast<uint8_t>(kind);
@@ -45,7 +45,7 @@ TEST(both_ends_of_a_link_have_the_same_commitments) {
   }
   CHECK(same(sent(ends.one), received(ends.zero)));
   CHECK(sent(ends.one).records == 0);
-  // Each direction has a start of its own: no empty one can be shown for another.
+  // Each direction starts with a different hash: an empty direction cannot be shown as another one.
   CHECK(sent(ends.one).digest != RecordHash({}, 0, 1).value()->digest);
 }
 
@@ -100,7 +100,7 @@ TEST(what_a_device_opens_counts_in_the_order_of_arrival) {
   for (const auto* each : {&one, &two, &three}) wanted.add(each->data(), each->size());
   RecordHash found({}, 0, 1);
   found.expect(one.data(), one.size());
-  found.add(two.data(), two.size());  // the host opened it before the device has done the first
+  found.add(two.data(), two.size());  // the host opens it before the device has opened the first
   found.expect(three.data(), three.size());
   CHECK(found.value()->records == 0);
   found.confirm();

@@ -1,5 +1,5 @@
-// Whole engines, one thread a rank: results, and what other threads may do meanwhile. Written with
-// ThreadSanitizer in mind, which sees nothing of this from Python.
+// Whole engines, one thread for each rank: results, and what other threads may do meanwhile. For
+// ThreadSanitizer too, which cannot see this from Python.
 
 #include <atomic>
 #include <chrono>
@@ -60,8 +60,8 @@ TEST(direct_broadcast_arrives) {
   });
 }
 
-// The receiver opens segments in their order. A later one at the head of a link, for which there was room
-// when there was none for the one before, could wait for ever for those behind it.
+// The receiver opens segments in order. If a later segment got ahead because room came just then, it could
+// wait at the head of the link for ever for the segments behind it.
 TEST(records_of_a_link_leave_in_the_order_of_their_segments) {
   constexpr size_t kSegment = 1024, kFit = kRing / (kRecordOverhead + kSegment), kRest = 100;
   static_assert(kRing % (kRecordOverhead + kSegment) >= kRecordOverhead + kRest);
@@ -120,7 +120,7 @@ TEST(account_may_be_asked_for_at_any_time) {
   });
 }
 
-// The rank that is interrupted says so; the others hear it from there.
+// The interrupted rank sends an alert, and the others report it.
 TEST(interrupt_from_another_thread_ends_every_rank) {
   over_both([](Transport transport) {
     World world(3, transport);
@@ -144,7 +144,7 @@ TEST(interrupt_from_another_thread_ends_every_rank) {
   });
 }
 
-// Nothing tells the rank whose lease ends: it finds out by itself, before a collective and within one.
+// Nobody tells the rank that its lease ended: it finds out by itself, before a collective and within one.
 // threat: B21
 TEST(ended_lease_ends_every_rank) {
   constexpr int64_t kNever = INT64_MAX;
@@ -178,7 +178,7 @@ TEST(ended_lease_ends_every_rank) {
   }
 }
 
-// While records move all the time nothing sleeps; the end comes all the same.
+// A rank that always moves records never sleeps, but still sees the end of its lease.
 // threat: B21
 TEST(ended_lease_ends_a_collective_that_moves) {
   World world(2, Transport::shm);
@@ -204,7 +204,7 @@ TEST(ended_lease_ends_a_collective_that_moves) {
   }
 }
 
-// close() while a run is under way in another thread: the run ends first, then the engine.
+// close() is called while another thread runs a collective: first the run ends, then the engine.
 TEST(close_from_another_thread_ends_the_run) {
   over_both([](Transport transport) {
     for (int wait_ms : {0, 1, 5, 20}) {

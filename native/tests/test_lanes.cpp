@@ -1,4 +1,4 @@
-// Collectives that several lanes share: results, keys, failures, ends.
+// Collectives divided among several lanes: results, keys, failures, ends.
 
 #include <sys/socket.h>
 
@@ -41,7 +41,7 @@ Call call_of(const Program& program, std::vector<Slot> slots, size_t lane, size_
           .lane = lane};
 }
 
-// Stands before a pipe and fails when it is read.
+// Wraps a pipe and fails when it is read.
 class BrokenPipe final : public Pipe {
  public:
   explicit BrokenPipe(std::unique_ptr<Pipe> behind) : behind_(std::move(behind)) {}
@@ -63,7 +63,7 @@ class BrokenPipe final : public Pipe {
 
 }  // namespace
 
-// Each segment of each step is in one lane, and finds its way back.
+// Each segment of each step is in exactly one lane, and the conversion of its position can be reversed.
 TEST(lanes_share_all_segments_and_none_twice) {
   const Program program(4, 2, 0, 2, 1, {}, {{Action::send, 0, {1}, 0, -1, -1, {}}});
   for (size_t lanes : {1, 2, 3, 7}) {
@@ -94,7 +94,7 @@ TEST(all_reduce_in_lanes_sums) {
       const auto failures = world.run([&](int rank, Engine& engine) {
         const Program program = ring_all_reduce(size, rank);
         for (uint64_t number = 1; number <= 12; ++number) {
-          // Small ones in between, which stay on the first lane.
+          // Some tensors are small and stay on the first lane.
           const size_t each = number % 3 == 0 ? 100 : 9'000 + 257 * number;
           std::vector<float> tensor(static_cast<size_t>(size) * each, static_cast<float>(rank + 1));
           all_reduce(engine, program, tensor, number, 20, world.lanes);
@@ -103,7 +103,7 @@ TEST(all_reduce_in_lanes_sums) {
         }
       });
       CHECK(none(failures));
-      // So much goes through each lane that its keys are replaced, too.
+      // Each lane moves so much that its keys are replaced too.
       for (const auto& engine : world.engines) {
         const std::vector<uint64_t> rekeys = engine->account().rekeys;
         CHECK(std::accumulate(rekeys.begin(), rekeys.end(), uint64_t{0}) >= world.lanes);
@@ -112,7 +112,7 @@ TEST(all_reduce_in_lanes_sums) {
   });
 }
 
-// A root has more to send than the others to take; slots differ in length, and some are empty.
+// The slots differ in length, and one is empty.
 TEST(lanes_of_slots_that_differ_in_length) {
   LanedWorld world(2, Transport::tcp, 3);
   const size_t lengths[] = {0, 3 * kSegment, 4 * kSegment + 1, 30 * kSegment + 7};
@@ -152,7 +152,8 @@ TEST(no_two_lanes_share_a_key) {
   for (size_t lane = 1; lane < kMaxLanes; ++lane) CHECK(is_new(lane_key(lanes, cpu_lane(lane))));
 }
 
-// A record that is moved from one lane of a pair to another has a header, and a key, of another lane.
+// A record that was moved from one lane of a pair to another has the wrong lane in its header, and another
+// key.
 // threat: N1
 TEST(record_of_another_lane_is_refused) {
   const auto [near, far] = tcp_pair();
@@ -160,7 +161,7 @@ TEST(record_of_another_lane_is_refused) {
   const auto [first, other] = tcp_pair();
   zero.add_link(1, make_tcp_pipe(first), pair_key(0, 1), pair_key(1, 0), group_key(1));
   zero.add_lane_link(1, 1, make_tcp_pipe(near));
-  // What rank 1 sealed for the first lane comes over the second.
+  // Records that rank 1 sealed for the first lane come over the second.
   End one(1, make_tcp_pipe(far), 50'000);
   const Program program(6, 2, 0, 2, 1, {}, {{Action::receive, 0, {1}, 0, -1, -1, {}}});
   std::vector<uint8_t> tensor(8 * kSegment);
@@ -179,7 +180,7 @@ TEST(record_of_another_lane_is_refused) {
   ::close(other);
 }
 
-// Whatever ends one lane ends the others, on all ranks with one error.
+// A failure of one lane ends the other lanes, on all ranks with the same error.
 // threat: N6
 TEST(lane_whose_thread_fails_ends_every_rank) {
   over_both([](Transport transport) {
@@ -233,7 +234,7 @@ TEST(interrupt_ends_all_lanes) {
   CHECK(failures[0] && failures[0]->code == FailureCode::closed);
 }
 
-// The caller's thread has its own lane done and waits for the others: a signal must still get through.
+// The caller's thread has finished its own lane and waits for the others: a signal must still get through.
 TEST(signal_ends_lanes_that_outlast_the_first) {
   LanedWorld world(2, Transport::tcp, 2);
   const auto failures = world.run([&](int rank, Engine& engine) {
@@ -243,7 +244,7 @@ TEST(signal_ends_lanes_that_outlast_the_first) {
     Call call = call_of(program, {{tensor.data(), tensor.size()}}, 0, rank == 0 ? 2 : 1);
     call.number = 1;
     call.timeout_s = 20;
-    // In the first lane both agree on what is sent; in the second nothing comes.
+    // In the first lane both ranks agree on what is sent; in the second lane nothing comes.
     call.total = 8 * kSegment;
     call.signal_pending = [] { return true; };
     engine.run(call);
@@ -261,7 +262,8 @@ TEST(lanes_that_do_not_fit_are_refused) {
     engine.add_lane_link(lane, peer, make_tcp_pipe(a));
   };
   CHECK_THROWS(std::invalid_argument, add(0, 1));
-  CHECK_THROWS(std::invalid_argument, add(1, 1));  // a second time, under the same keys
+  // the same lane a second time, under the same keys
+  CHECK_THROWS(std::invalid_argument, add(1, 1));
   CHECK_THROWS(std::invalid_argument, add(3, 1));
   CHECK_THROWS(std::invalid_argument, add(1, 0));
   CHECK_THROWS(std::invalid_argument, add(1, 2));
@@ -270,7 +272,7 @@ TEST(lanes_that_do_not_fit_are_refused) {
   CHECK_THROWS(std::invalid_argument, all_reduce(engine, program, tensor, 1, 1, 3));
   CHECK_THROWS(std::invalid_argument, all_reduce(engine, program, tensor, 1, 1, 0));
   engine.drop_lanes({1});
-  CHECK_THROWS(std::invalid_argument, add(2, 1));  // their keys must not come into use again
+  CHECK_THROWS(std::invalid_argument, add(2, 1));  // the dropped lanes' keys must not be used again
   CHECK_THROWS(std::invalid_argument, all_reduce(engine, program, tensor, 1, 1, 2));
 }
 
@@ -304,7 +306,7 @@ TEST(a_pair_whose_lanes_are_dropped_leaves_the_others_theirs) {
   ::close(b);
 }
 
-// With those keys, what lanes sealed under keys that they have replaced could be opened later.
+// With those keys somebody could later open what lanes sealed under keys they have since replaced.
 // threat: N3
 TEST(keys_of_lanes_are_forgotten_when_all_are_made) {
   LanedWorld world(2, Transport::tcp, 2);
@@ -336,8 +338,8 @@ TEST(link_forgets_the_keys_of_its_lanes) {
   ::close(b);
 }
 
-// A rank whose tensors are short does not read the further lanes. What the others said there, in one
-// collective after the other, would fill the pipe, and they would wait for it to be taken.
+// A rank whose tensors are short does not read the further lanes. Status records sent to it there, in one
+// collective after another, would fill the pipe, and the senders would wait for room.
 TEST(nothing_is_said_to_a_rank_that_does_not_read_the_lane) {
   World world(3, Transport::tcp);
   const auto [near, unread] = tcp_pair();
@@ -346,7 +348,7 @@ TEST(nothing_is_said_to_a_rank_that_does_not_read_the_lane) {
   world.engines[1]->add_lane_link(1, 2, make_tcp_pipe(one));
   world.engines[2]->add_lane_link(1, 1, make_tcp_pipe(two));
   const auto failures = world.run([&](int rank, Engine& engine) {
-    // Ranks 1 and 2 exchange what is long, and rank 1 sends rank 0 what is short.
+    // Rank 2 sends rank 1 a long tensor, and rank 1 sends rank 0 a short one.
     std::vector<Step> steps;
     if (rank == 0) steps = {{Action::receive, 0, {1}, 0, -1, -1, {}}};
     if (rank == 1)
@@ -358,7 +360,7 @@ TEST(nothing_is_said_to_a_rank_that_does_not_read_the_lane) {
                         0, rank == 0 ? 1 : 2);
     call.number = 1;
     call.timeout_s = 20;
-    // Rank 1 waits until it says so, in both lanes.
+    // Rank 1 waits long enough to send its status, in both lanes.
     if (rank == 2) std::this_thread::sleep_for(std::chrono::milliseconds(800));
     engine.run(call);
   });

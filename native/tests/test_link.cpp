@@ -1,4 +1,4 @@
-// Links over both kinds of pipe, and what the owner of shared memory can do to them.
+// Links over both kinds of pipe, and attacks by the owner of shared memory.
 
 #include <algorithm>
 #include <functional>
@@ -57,7 +57,7 @@ TEST(records_arrive_in_order_and_whole) {
   });
 }
 
-// More than the pipe holds, so that both ends stop and go on in the middle of records.
+// Sends more than the pipe holds, so that both ends stop and go on in the middle of records.
 TEST(stream_longer_than_the_pipe_goes_through) {
   over_both(
       [](TwoEnds& ends) {
@@ -81,8 +81,8 @@ TEST(stream_longer_than_the_pipe_goes_through) {
 
 // ---- read once ---------------------------------------------------------------------------------
 
-// The record is checked and used from the private copy: the host may change the shared one after
-// it was read, without any effect.
+// The record is checked and used from a private copy: changing the shared memory after it was read has no
+// effect.
 // threat: R5
 TEST(whole_record_is_private_before_it_is_opened) {
   for (Kind kind : {Kind::pair, Kind::group}) {
@@ -97,7 +97,7 @@ TEST(whole_record_is_private_before_it_is_opened) {
   }
 }
 
-// The header's check and the payload's length come from the same copy, too.
+// The header is checked, and the payload's length taken, from the same private copy.
 // threat: R5
 TEST(header_is_private_before_it_is_checked) {
   SharedMemory memory;
@@ -115,8 +115,8 @@ TEST(header_is_private_before_it_is_checked) {
   CHECK(ends.one.open() == pattern(4000));
 }
 
-// The payload, changed after its first half was read: what was not read yet is changed, and the
-// tag says so.
+// The payload is changed after its first half was read. The other half is read changed, and the tag check
+// fails.
 // threat: R5, R8
 TEST(bytes_changed_before_they_are_read_do_not_open) {
   SharedMemory memory;
@@ -131,8 +131,8 @@ TEST(bytes_changed_before_they_are_read_do_not_open) {
   check_fails(FailureCode::tampered, [&] { ends.one.open(); }, 0);
 }
 
-// A record is sealed in private memory and copied out by flush(); test_private_sealing.cpp looks at that
-// while it happens.
+// A record is sealed in private memory and copied out by flush(); test_private_sealing.cpp watches this while
+// it happens.
 // threat: R8
 TEST(nothing_reaches_shared_memory_before_it_is_sealed) {
   SharedMemory memory;
@@ -154,7 +154,7 @@ TEST(nothing_reaches_shared_memory_before_it_is_sealed) {
   }
 }
 
-// A link takes a few records ahead of the pipe, and no more.
+// A link queues a few records ahead of the pipe, and no more.
 TEST(records_that_wait_for_the_pipe_are_few) {
   over_both([](TwoEnds& ends) {
     size_t waiting = 0;
@@ -254,7 +254,7 @@ TEST(record_sent_back_to_its_sealer_is_refused) {
   }
 }
 
-// Even under the right key: a record says whom it is for, and that must be us, over this link.
+// Even under the right key, a record is refused unless it is addressed to us over this link.
 TEST(record_addressed_to_another_link_is_refused) {
   struct Address {
     Kind kind;
@@ -290,8 +290,8 @@ TEST(record_addressed_to_another_link_is_refused) {
   }
 }
 
-// A published record is not looked at while the collective takes none from this link: its sealer's
-// earlier ones may still come over another. Other kinds are.
+// A published record's header is not checked while the collective takes none from this link, because its
+// sealer's earlier records may still come over another link. Other kinds of records are checked.
 TEST(published_record_waits_until_it_is_expected) {
   over_both([](TwoEnds& ends) {
     ends.one.link.expecting = false;
@@ -318,14 +318,14 @@ TEST(end_within_a_record_names_the_peer) {
   header.length = 100;
   std::vector<uint8_t> record(kRecordOverhead + 100);
   ends.zero.link.seal(header, pattern(100).data(), record.data());
-  // The header and half of the payload, straight into the socket.
+  // Sends the header and half of the payload straight into the socket.
   good(static_cast<int>(::send(ends.sockets.first, record.data(), 120, 0)), "send");
   ::shutdown(ends.sockets.first, SHUT_WR);
   check_fails(FailureCode::peer_lost, [&] { ends.one.receive(); }, 0);
 }
 
-// A bell that is cut while both ends live: the ring is full, half a record is in it, and then there is
-// room again for last words. They must not be taken for the record's other half.
+// The wake-up socket is cut while both ends live: the ring is full and ends with half a record, and later
+// there is room again for a last record. It must not be taken for the record's other half.
 TEST(nothing_follows_half_a_record) {
   SharedMemory memory;
   TwoEnds ends(&memory);
@@ -335,14 +335,14 @@ TEST(nothing_follows_half_a_record) {
   ends.zero.link.flush();
   CHECK(!ends.zero.link.idle());
   ::shutdown(ends.zero.link.socket(), SHUT_RDWR);
-  ends.zero.link.disarm();  // hears the end
+  ends.zero.link.disarm();  // notices that the socket was shut down
   ends.zero.link.flush();
   CHECK(ends.zero.link.broken());
   for (size_t i = 0; i < kWhole; ++i) {
     ends.one.receive();
     ends.one.open();
   }
-  ends.one.link.fill();  // takes the half, and makes room
+  ends.one.link.fill();  // takes the half record, and makes room
   ends.zero.enqueue(pattern(kLong), Kind::alert);
   ends.zero.link.flush();
   ends.one.link.disarm();

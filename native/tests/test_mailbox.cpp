@@ -46,7 +46,7 @@ TEST(messages_move_while_no_thread_waits) {
   });
 }
 
-// Several threads wait at once: one drives, the others are told.
+// Several threads wait at once: one moves the messages, the others are woken.
 TEST(many_may_wait) {
   over_both([](Post& post) {
     std::vector<std::vector<uint8_t>> got(8, std::vector<uint8_t>(50'000));
@@ -85,7 +85,7 @@ TEST(closing_under_a_waiter_ends_it) {
   });
 }
 
-// A waiter, and one who comes later; the peer is told why.
+// Ends a thread that waits and a call that comes later; the peer is told why.
 // threat: B21
 TEST(ended_lease_ends_messages_at_both_ends) {
   over_both([](Post& post) {
@@ -112,7 +112,7 @@ TEST(ended_lease_ends_messages_at_both_ends) {
   });
 }
 
-// No call waits when the lease ends: the next one is refused.
+// The lease ends while no call waits: the next call is refused.
 TEST(ended_lease_refuses_the_next_message) {
   over_both([](Post& post) {
     const auto lease = std::make_shared<Lease>();
@@ -169,7 +169,7 @@ TEST(another_size_is_out_of_step_at_both_ends) {
   });
 }
 
-// One byte changed on the way, wherever: the receiver says so and its memory is as it was.
+// One byte is changed on the way, at any place: the receiver fails and its memory is not written.
 // threat: M2
 TEST(changed_message_is_not_delivered) {
   const size_t size = 100;
@@ -193,8 +193,8 @@ TEST(changed_message_is_not_delivered) {
 
 // ---- tensors that a device holds ---------------------------------------------------------------
 
-// Many threads wait, for messages of a device and of the CPU, while another one looks after the rest:
-// each of them may be the one that works with the device.
+// Many threads wait for messages of a device and of the CPU. Each of them may be the one that moves the
+// messages and uses the device.
 TEST(devices_messages_arrive_on_each_driving_thread) {
   over_both([](Post& post) {
     post.attach(7, 5);
@@ -202,7 +202,7 @@ TEST(devices_messages_arrive_on_each_driving_thread) {
     std::vector<std::vector<uint8_t>> got(8, std::vector<uint8_t>(size));
     std::vector<std::thread> threads;
     for (uint32_t tag = 0; tag < 8; ++tag) {
-      // Some come to the call late.
+      // Some streams come to the call late.
       const std::optional<CallerStream> ready =
           tag % 4 == 3 ? std::nullopt : std::optional(CallerStream{.ready = tag * 10});
       threads.emplace_back([&, tag, ready] {
@@ -219,7 +219,7 @@ TEST(devices_messages_arrive_on_each_driving_thread) {
   });
 }
 
-// One byte of the record changed in shared memory, wherever: nothing of it is written.
+// One byte of the record is changed in shared memory, at any place: nothing of the record is written.
 // threat: C3
 TEST(devices_changed_message_is_not_delivered) {
   const size_t size = 100;
@@ -232,7 +232,7 @@ TEST(devices_changed_message_is_not_delivered) {
     uint8_t bell = 0;
     const CompletionRef incoming = receive(post.one, 0, 0, got.data(), size, 20, CallerStream{});
     const CompletionRef outgoing = send(post.zero, 1, 0, sent.data(), size, 20, CallerStream{});
-    // When the bell has come, what was announced before it is accepted.
+    // When this second message has come, the first one was accepted.
     send(post.zero, 1, 1, &bell, 1, 20);
     wait_for(receive(post.one, 0, 1, &bell, 1, 20));
     wait_for(outgoing);
@@ -248,7 +248,7 @@ TEST(devices_changed_message_is_not_delivered) {
   }
 }
 
-// The caller may use the memory again when it gets the failure: the device no longer uses it.
+// When the caller gets the failure it may use the memory again: the device no longer writes to it.
 TEST(a_failure_takes_the_memory_from_the_device_first) {
   over_both([](Post& post) {
     post.attach(1, 1 << 30);
@@ -272,7 +272,7 @@ TEST(a_failure_takes_the_memory_from_the_device_first) {
       }
     });
     send(post.zero, 1, 0, sent.data(), sent.size(), 20, CallerStream{});
-    // As much as the device has room for, and it settles none of it.
+    // The device takes as many records as it has room for, and settles none.
     while (post.one.stats().opened_bytes < 8 * kGpuPayload) std::this_thread::yield();
     post.one.fail(Failure(FailureCode::no_longer_admitted, 0, "it was told to"));
     waiter.join();

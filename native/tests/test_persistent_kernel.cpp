@@ -1,4 +1,4 @@
-// Messages that streams wait for, with a GPU whose driver this CPU plays: streams are threads.
+// Messages that streams wait for, on a GPU whose driver is played by this CPU: streams are threads.
 #include "device/cuda/persistent_kernel.hpp"
 
 #include <algorithm>
@@ -27,7 +27,7 @@ uint64_t handle(HostStream& stream) { return reinterpret_cast<uint64_t>(&stream)
 
 CallerStream behind(HostStream& stream) { return {0, handle(stream), true}; }
 
-// A stream comes no further than to here until it is opened.
+// Stops a stream at this point until it is opened.
 struct Barrier {
   void put_into(HostStream& stream) {
     stream.put([this] {
@@ -37,7 +37,8 @@ struct Barrier {
   std::atomic<bool> open = false;
 };
 
-// Two ranks with a GPU each, a stream of the script's and a thread that moves messages without a waiting one.
+// Two ranks, each with a GPU, a stream of the script and a thread that moves messages for which no thread
+// waits.
 struct Streamed {
   explicit Streamed(SharedMemory* memory, uint64_t rekey_bytes = 1u << 30)
       : post(memory, 4096, rekey_bytes) {
@@ -83,7 +84,7 @@ void wait_until(const std::function<bool()>& so) {
 
 }  // namespace
 
-// What a stream does behind a message finds it there, and what it did before is in what was sent.
+// Later work of a stream finds the received message, and a sent message contains what earlier work wrote.
 TEST(streams_wait_and_the_host_goes_on) {
   over_both_streamed([](Streamed& two) {
     std::mt19937 random(3);
@@ -109,7 +110,7 @@ TEST(streams_wait_and_the_host_goes_on) {
   });
 }
 
-// One that will never come holds up no other, whichever was called first, nor its stream another one.
+// A message that does not come holds up no other message, nor another stream, whatever was called first.
 TEST(messages_wait_for_no_other) {
   over_both_streamed([](Streamed& two) {
     const std::vector<uint8_t> sent = bytes_of(300'000, 1);
@@ -137,7 +138,7 @@ TEST(messages_wait_for_no_other) {
   });
 }
 
-// It ends when there is nothing to do, and is launched again.
+// The kernel ends when there is nothing to do, and is launched again later.
 TEST(the_kernel_runs_while_there_are_messages) {
   over_both_streamed([](Streamed& two) {
     CHECK(!two.post.one.persistent_kernel_runs());
@@ -158,7 +159,8 @@ TEST(the_kernel_runs_while_there_are_messages) {
   });
 }
 
-// Kernels are launched for one message, a host waits; then streams cannot wait for others, and are told.
+// While kernels are launched one by one for a message whose host waits, streams cannot wait for other
+// messages, and the callers are told so.
 TEST(beside_launched_messages_there_is_no_persistent_kernel) {
   over_both_streamed([](Streamed& two) {
     const std::vector<uint8_t> sent = bytes_of(5000, 1);
@@ -174,7 +176,7 @@ TEST(beside_launched_messages_there_is_no_persistent_kernel) {
     wait_for(beside);
     CHECK(one == sent);
     CHECK(other == sent);
-    // And while the kernel runs, it does all of them: here for one whose host waits.
+    // While the persistent kernel runs, it runs all messages, also one whose host waits.
     const CompletionRef held =
         receive(two.post.one, 0, 3, one.data(), one.size(), 20, behind(two.stream_of_one));
     const CompletionRef waited = receive(two.post.one, 0, 4, other.data(), other.size(), 20,
@@ -209,7 +211,7 @@ TEST(keys_are_replaced_while_it_runs) {
   }
 }
 
-// Streams go on, and find bytes that cannot be taken for a message.
+// After a failure streams go on, and find bytes that cannot be taken for a message.
 TEST(a_failure_lets_streams_go_on_without_a_result) {
   over_both_streamed([](Streamed& two) {
     std::vector<uint8_t> got(100'000, 0xee), untold(1000, 0xee), seen;
@@ -236,7 +238,7 @@ TEST(a_failure_lets_streams_go_on_without_a_result) {
   });
 }
 
-// They do not wait for ever for the thread that tells the script why.
+// After a failure streams go on even if no thread reports the failure to the script.
 TEST(streams_go_on_by_themselves) {
   Streamed two(nullptr);
   std::vector<uint8_t> got(1000, 0xee);
@@ -248,7 +250,7 @@ TEST(streams_go_on_by_themselves) {
   CHECK(got == std::vector<uint8_t>(1000, 0xff));
 }
 
-// Until its stream has come to the call, what was called before may use the memory.
+// Until its stream has come to the call, earlier work may use the memory.
 TEST(a_result_is_not_overwritten_before_its_stream_is_there) {
   over_both_streamed([](Streamed& two) {
     std::vector<uint8_t> got(1000, 0xee), before, after;
@@ -269,7 +271,7 @@ TEST(a_result_is_not_overwritten_before_its_stream_is_there) {
   });
 }
 
-// The numbers outlive the group: a stream comes to a wait when it comes.
+// The memory of the numbers outlives the group, because a stream may come to a wait late.
 TEST(a_stream_that_comes_late_to_a_group_that_is_gone) {
   HostStream late;
   Barrier barrier;
@@ -291,14 +293,14 @@ TEST(a_stream_that_comes_late_to_a_group_that_is_gone) {
   const CompletionRef message =
       receive(next.post.one, 0, 1, more.data(), more.size(), 20, behind(next.stream_of_one));
   barrier.open = true;
-  late.synchronize();  // though a message of the next one is under way
+  late.synchronize();  // although a message of the next group is under way
   send(next.post.zero, 1, 1, sent.data(), sent.size(), 20, behind(next.stream_of_zero));
   message->wait_on_stream(handle(next.stream_of_one));
   next.stream_of_one.synchronize();
   CHECK(more == sent);
 }
 
-// One that takes long holds up no other.
+// A message that takes long does not stop others from getting numbers.
 TEST(numbers_go_on_past_one_that_is_taken) {
   std::vector<uint8_t> never(1), byte(1);
   Streamed two(nullptr);

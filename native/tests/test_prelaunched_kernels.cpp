@@ -1,5 +1,5 @@
-// Prelaunched kernels, with one that notes its commands: every command runs once, those of a queue in order,
-// and a kernel that is not needed blocks nothing.
+// Prelaunched kernels, played by a kernel that notes its commands: every command runs once, a queue's
+// commands run in order, and a kernel that is not needed blocks nothing.
 
 #include <array>
 #include <atomic>
@@ -23,22 +23,22 @@ namespace {
 
 using Stream = HostStream;
 
-std::vector<uint64_t> commands_run;  // the commands' arguments, in the order in which they were
+std::vector<uint64_t> commands_run;  // the commands' arguments, in the order in which they ran
 
 std::atomic_ref<uint32_t> number_at(cuda::Pointer at) {
   return std::atomic_ref<uint32_t>(*reinterpret_cast<uint32_t*>(at));
 }
 
-// What engine/cuda/prelaunched_kernel.hpp does, but for the commands themselves.
+// Does what engine/cuda/prelaunched_kernel.hpp does, without the commands themselves.
 void run_one_batch(const gpu::BatchArgument& argument) {
   const auto* const batch = reinterpret_cast<const gpu::Batch*>(argument.batch);
-  // The host may already write the next batch to this place, if this kernel gets none.
+  // If this kernel got no batch, the host may already write the next batch to this place.
   if (number_at(argument.batch).load(std::memory_order_acquire) != argument.number) return;
   for (uint32_t i = 0; i < batch->count; ++i) commands_run.push_back(batch->commands[i].argument);
   number_at(argument.done).store(argument.number, std::memory_order_release);
 }
 
-KeyBytes given_back;  // the first bytes of the memory that was last given back in a stream's order
+KeyBytes given_back;  // the first bytes of the memory last freed in a stream's order
 
 cuda::Driver noting() {
   cuda::Driver out = host_driver();
@@ -69,7 +69,7 @@ gpu::Command command(uint64_t argument) {
 
 constexpr PrelaunchedKernels::KernelShape kShape{1, 1, 1};
 
-// Its keys are never read: no command is run.
+// The keys are never read, because no command is run.
 struct Kernels : PrelaunchedKernels {
   Kernels() : PrelaunchedKernels({driver(), nullptr, {cuda::address(keys().data()), 1}}) {}
   static std::array<uint8_t, 2 * kKeyBytes>& keys() {
@@ -80,7 +80,7 @@ struct Kernels : PrelaunchedKernels {
 
 uint64_t handle(Stream& stream) { return reinterpret_cast<uint64_t>(&stream); }
 
-// A collective of so many commands, handed over by this thread while another one launches the rest.
+// Runs a collective of `commands` commands: this thread hands them over while another launches the rest.
 void run_collective(Kernels& kernels, Stream& user, uint32_t commands, uint32_t spare,
                     uint64_t base, std::mt19937& random) {
   const Submitted call = kernels.launch(kShape, commands + spare, 0, handle(user));
@@ -102,7 +102,7 @@ void run_collective(Kernels& kernels, Stream& user, uint32_t commands, uint32_t 
 
 }  // namespace
 
-// A kernel that seals may be queued when the last reference to its key goes.
+// A kernel that seals may still be queued when the last reference to its key is dropped.
 // threat: V5
 TEST(keys_are_overwritten_behind_the_kernels_that_use_them) {
   Stream stream;
@@ -215,10 +215,10 @@ TEST(what_was_not_handed_over_is_forgotten_and_what_was_is_done) {
   const Submitted call = kernels.launch(kShape, 3, 1, handle(user));
   kernels.begin(call, 1);
   kernels.add(0, command(1));
-  kernels.add(0, command(2));  // pushes out the first
+  kernels.add(0, command(2));  // submits the first
   kernels.abandon();
   CHECK(commands_run == std::vector<uint64_t>{1});
-  kernels.add(0, command(3));  // what poisons the result
+  kernels.add(0, command(3));  // stands for the command that poisons the result
   kernels.end();
   CHECK(commands_run == (std::vector<uint64_t>{1, 3}));
 }
@@ -238,7 +238,7 @@ TEST(more_batches_than_kernels_is_an_error) {
   kernels.fail(call, results);  // overwrites the result and the keys, with one of the spare kernels
   CHECK(commands_run == (std::vector<uint64_t>{1, 0xff, 0}));
   CHECK(!kernels.busy());
-  kernels.fail(call, results);  // once
+  kernels.fail(call, results);  // has no effect a second time
   CHECK(commands_run.size() == 3);
 }
 

@@ -1,5 +1,5 @@
-// No AEAD reads or writes memory that others can write: while a record is being sealed nothing of it stands
-// there, and what others write there meanwhile changes no tag.
+// No AEAD reads or writes memory that others can write: while a record is being sealed, nothing of it is in
+// shared memory, and what others write there meanwhile changes no tag.
 
 #include <algorithm>
 #include <thread>
@@ -19,10 +19,10 @@ namespace {
 constexpr size_t kText = 32u << 10;
 constexpr uint8_t kUntouched = 0xab;
 
-// The ring of a link's end 0, and whether it was untouched in the middle of sealing.
+// Watches the ring of a link's end 0: whether it was untouched in the middle of sealing.
 struct Watch {
   Watch() { std::memset(memory.data(0), kUntouched, kRing); }
-  // `sent` bytes had left end 0 before.
+  // `sent` bytes of the ring were written before.
   void look(size_t sent = 0) {
     const uint8_t* const ring = memory.data(0);
     untouched =
@@ -55,7 +55,7 @@ TEST(link_seals_in_private_memory) {
   check_opens(one, text);
 }
 
-// A collective's records: for one peer, published for one, published for several.
+// A collective's records: sent to one peer, published for one, and published for several.
 // threat: R6
 TEST(collective_seals_in_private_memory) {
   struct Way {
@@ -74,7 +74,7 @@ TEST(collective_seals_in_private_memory) {
       SharedMemory& memory = (peer == 1 ? first : second).memory;
       engine.add_link(peer, memory.pipe(near, 0), pair_key(0, peer), pair_key(peer, 0),
                       group_key(peer));
-      // The receiving end of these helpers is rank 1 of a pair; it opens what rank 0 published as well.
+      // The receiving End is rank 1 of a pair; it also opens what rank 0 published.
       receivers.push_back(std::make_unique<End>(1, memory.pipe(far, 1), 1u << 30, kText));
     }
     const Program program(4, 2, 0, world, 1, {}, {{way.action, 0, way.peers, 0, -1, -1, {}}});
@@ -97,7 +97,7 @@ TEST(collective_seals_in_private_memory) {
   }
 }
 
-// A message that travels with its announcement, and one that is announced first, by a record without payload.
+// A message that travels with its announcement, and one that is first announced by a record without payload.
 // threat: R6
 TEST(mailbox_seals_in_private_memory) {
   constexpr size_t kLong = Mailbox::kShortBytes + (8u << 10);
@@ -117,8 +117,8 @@ TEST(mailbox_seals_in_private_memory) {
   }
 }
 
-// What a GPU seals may be put together in memory that others can write, since nothing of it is read back.
-// Here the CPU computes what the GPU does, and everything that it has written is changed meanwhile.
+// A GPU may build a sealed record in memory that others can write, because it never reads it back. Here the
+// CPU computes what the GPU does, and everything written so far is changed meanwhile.
 // threat: C12
 TEST(tag_of_the_gpus_arithmetic_does_not_depend_on_its_output) {
   const KeyBytes key = pair_key(0, 1);

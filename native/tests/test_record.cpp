@@ -1,5 +1,5 @@
-// The record's bytes: header, nonces, ratchet and a whole sealed record, each against constants that
-// were computed apart from this code (with Python's cryptography; the layout is docs/spec.md's).
+// The record's bytes: header, nonces, ratchet and a whole sealed record, each compared with constants that
+// were computed independently (with Python's cryptography, from the layout in docs/spec.md).
 
 #include <algorithm>
 #include <vector>
@@ -32,7 +32,7 @@ Header distinct() {
   return header;
 }
 
-// Offset by offset, as docs/spec.md has it.
+// The header's bytes by offset, as docs/spec.md gives them.
 constexpr uint8_t kDistinct[kHeaderBytes] = {
     'S',  'R',  1,    2,  //  0 magic, version, kind
     0x02, 0x03, 0x04, 0x00,  //  4 length
@@ -117,8 +117,8 @@ TEST(header_comes_back_as_it_went) {
   CHECK(same(header, distinct()));
 }
 
-// Whatever byte is changed: the header is refused, or it is another header that encodes to exactly
-// these bytes. So no two encodings mean the same.
+// Whatever byte is changed, the header is refused, or decodes to another header that encodes to exactly these
+// bytes. So no two encodings mean the same.
 TEST(every_byte_of_a_header_means_something) {
   for (size_t i = 0; i < kHeaderBytes; ++i) {
     for (int value = 0; value < 256; ++value) {
@@ -241,7 +241,7 @@ TEST(key_seals_no_more_than_its_limit) {
   uint64_t count = 0;
   for (size_t bytes : sizes) {
     const SealingKey::Reservation place = key.advance(bytes);
-    CHECK(place.count == count++);  // goes on across ratchets
+    CHECK(place.count == count++);  // continues across ratchets
     CHECK(place.generation == generation || place.generation == generation + 1);
     if (place.generation != generation) sealed = 0;
     generation = place.generation;
@@ -272,7 +272,7 @@ TEST(opening_follows_one_generation_at_a_time) {
   CHECK(!authentic(2));  // two ahead
   CHECK(authentic(0));
   CHECK(authentic(1));
-  CHECK(!authentic(0));  // there is no way back
+  CHECK(!authentic(0));  // older generations are refused
   CHECK(authentic(2));
   CHECK(authentic(3));
 }

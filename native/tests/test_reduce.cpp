@@ -1,4 +1,4 @@
-// Every dtype with every kind against reduce_reference.hpp. With --bench: rates instead of tests.
+// Compares every dtype and kind with reduce_reference.hpp. With --bench, prints rates instead.
 
 #include <random>
 #include <stdexcept>
@@ -35,7 +35,7 @@ TEST(items_have_their_sizes) {
 }
 
 TEST(only_meaningful_pairs_are_reducible) {
-  // One column a kind, none to premul_sum.
+  // One column for each kind, from none to premul_sum.
   const std::string floats = "0111100011", integers = "0111111111", complexes = "0110000011";
   for (int d = 0; d <= 17; ++d) {
     const auto dtype = static_cast<DType>(d);
@@ -164,7 +164,7 @@ TEST(all_16_bit_floats_survive_the_round_trip) {
   check_round_trip<BFloat16>(DType::bfloat16, 0x7f80, 0x0040);
 }
 
-// Around every 16-bit value and every tie between two of them, one float32 to either side.
+// Tries every 16-bit value and every tie between two, and the float32 numbers next to them.
 template <class T>
 void check_rounding(DType dtype, int infinity) {
   for (int i = 0; i < infinity; ++i) {
@@ -202,7 +202,7 @@ TEST(a_nan_rounds_to_a_nan_of_its_sign_and_payload) {
   }
 }
 
-// The processor at hand chose one build of each loop; the others must give the same bits.
+// This processor chose one build of each loop; the other builds must give the same bits.
 TEST(every_build_of_a_16_bit_loop_gives_the_same_bits) {
   std::mt19937_64 random(5);
   const auto check = [&]<class T, class Op>(T, Op, DType dtype, ReduceKind kind) {

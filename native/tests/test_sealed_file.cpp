@@ -82,7 +82,7 @@ TEST(several_threads_read_what_several_threads_wrote) {
     CHECK(sealed.size() == sealed_length(plain.size()));
     auto reader = reader_of(sealed, suite, 3);
     std::vector<uint8_t> out(plain.size());
-    // Runs that overlap, the second before the first.
+    // Runs that overlap and are not in order.
     const WantedRun runs[] = {
         {plain.size() / 2, plain.size() - plain.size() / 2, out.data() + plain.size() / 2},
         {0, plain.size() / 2, out.data()},
@@ -131,7 +131,7 @@ TEST(close_waits_for_reads_and_later_ones_are_refused) {
   const WantedRun run{0, out.size(), out.data()};
   std::atomic<bool> begun{false};
   std::thread reading([&] {
-    // Until it is closed, each read gives all of the plaintext.
+    // Until the file is closed, each read gives all of the plaintext.
     while (!fails_as(FileProblem::closed, [&] { reader.read({&run, 1}); })) {
       CHECK(out == plain);
       begun = true;

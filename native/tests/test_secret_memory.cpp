@@ -1,4 +1,4 @@
-// Keys after a fork, in core files and after they were freed.
+// Keys after a fork, in core files and after they are freed.
 #include "keys/secret_memory.hpp"
 
 #include <malloc.h>
@@ -32,7 +32,7 @@ KeyBytes some_key() {
   return key;
 }
 
-// fork() of the C library, or the bare system call, for which no handler runs.
+// The C library's fork(), or the bare system call, for which no handlers run.
 enum class Way { library, system_call };
 
 pid_t fork_by(Way way) {
@@ -40,7 +40,7 @@ pid_t fork_by(Way way) {
   return static_cast<pid_t>(::syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0));
 }
 
-// What `act` returns in a forked child; 99 if it throws anything.
+// Returns what `act` returns in a forked child; 99 if it throws.
 int in_child(Way way, const std::function<int()>& act) {
   const pid_t child = fork_by(way);
   if (child == 0) {
@@ -67,7 +67,7 @@ bool refused(const std::function<void()>& call) {
 
 constexpr Way kWays[] = {Way::library, Way::system_call};
 
-// The kernel's flags of the mapping in which `at` lies.
+// The kernel's flags for the mapping that contains `at`.
 std::string flags_of(const void* at) {
   std::ifstream smaps("/proc/self/smaps");
   std::string line;
@@ -125,7 +125,7 @@ TEST(a_child_of_a_child_is_refused_and_so_is_one_that_has_keys_of_its_own) {
   SealingKey parents(some_key(), 1u << 20);
   for (const Way way : kWays) {
     const int refusals = in_child(way, [&] {
-      SealingKey own(some_key(), 1u << 20);  // from here on the child has a mark of its own
+      SealingKey own(some_key(), 1u << 20);  // from here on the child has its own process mark
       if (refused([&] { sealed_with(own); })) return 50;
       const int here = refused([&] { sealed_with(parents); });
       return here + in_child(way, [&] {
@@ -180,7 +180,8 @@ TEST(core_files_leave_the_keys_out) {
   }
 }
 
-// Others seal all the time: fork() must neither wait for ever nor leave the locks taken in the child.
+// Other threads seal all the time: fork() must not wait for ever, and must not leave locks taken in the
+// child.
 TEST(a_fork_while_other_threads_seal) {
   std::atomic<bool> enough{false};
   std::vector<std::thread> threads;
@@ -229,7 +230,7 @@ TEST(a_group_of_the_parents) {
   CHECK(!refused([&] { engine.account(); }));
 }
 
-// glibc's setting is the whole process's: other threads allocate while it changes.
+// glibc's setting applies to the whole process, so other threads allocate while it changes.
 TEST(memory_that_must_be_zero_is_zero_while_freed_memory_is_overwritten) {
   std::atomic<bool> ended{false};
   std::thread other([&] {
@@ -237,7 +238,7 @@ TEST(memory_that_must_be_zero_is_zero_while_freed_memory_is_overwritten) {
   });
   constexpr size_t kBytes = 1 << 20;
 #ifdef M_MMAP_THRESHOLD
-  ::mallopt(M_MMAP_THRESHOLD, kBytes / 2);  // each is mapped anew, and believed to be zero
+  ::mallopt(M_MMAP_THRESHOLD, kBytes / 2);  // each block is newly mapped, and assumed to be zero
 #endif
   int wrong = 0;
   for (int turn = 0; turn < 3000; ++turn) {

@@ -1,4 +1,5 @@
-// What a rank that waits for its peers says, hears and names, and what the handler of a signal may call then.
+// What a rank does while it waits for its peers (sends and reads status, names the late rank), and what a
+// signal handler may call then.
 
 #include <atomic>
 #include <chrono>
@@ -15,7 +16,8 @@ using namespace sealring::testing;
 
 namespace {
 
-// The pipes of a process that is stopped when it has written so many bytes: no more moves, and nothing ends.
+// The pipes of a process that is stopped after it has written a number of bytes: nothing moves any more, and
+// nothing ends.
 class StoppingPipe final : public Pipe {
  public:
   StoppingPipe(std::unique_ptr<Pipe> behind, std::atomic<long>& left)
@@ -52,14 +54,14 @@ void connect(std::vector<std::unique_ptr<Engine>>& engines, int low, int high,
 
 }  // namespace
 
-// Rank 1 waits for the others, and says so. They come, records move, and then it is stopped. Rank 0 waits for
-// rank 2, and rank 2 for rank 1: both must name the one that was stopped, though it once said that it waits.
+// Rank 1 waits for the others and sends its status. They come, records move, and then rank 1 is stopped. Rank
+// 0 waits for rank 2, and rank 2 for rank 1. Both must name rank 1, although it once said that it waits.
 TEST(rank_that_was_stopped_after_it_had_waited_is_named) {
   std::vector<std::unique_ptr<Engine>> engines;
   for (int rank = 0; rank < 3; ++rank) {
     engines.push_back(std::make_unique<Engine>(rank, 3, Context{}, group_key(rank), 1024, 50'000));
   }
-  // Four records that leave at once, what it says while it waits, and one or two records more.
+  // Enough bytes for four records that leave at once, the status records, and one or two more records.
   std::atomic<long> left{6500};
   const auto [a, b] = tcp_pair();
   const auto [c, d] = tcp_pair();
@@ -76,7 +78,7 @@ TEST(rank_that_was_stopped_after_it_had_waited_is_named) {
       const Program program = ring_all_reduce(3, rank);
       std::vector<float> tensor(30'000, 1.0f);
       try {
-        // Rank 0 has the least patience: it must find out by itself, and is not told by rank 2.
+        // Rank 0 has the shortest timeout: it must find out by itself, before rank 2 tells it.
         const double timeouts[] = {2, 60, 4};
         all_reduce(*engines[rank], program, tensor, 1, timeouts[rank]);
       } catch (const Failure& failure) {
@@ -96,7 +98,7 @@ TEST(rank_that_was_stopped_after_it_had_waited_is_named) {
   }
 }
 
-// Ranks that tell each other that they wait make no progress by it.
+// Status records between waiting ranks do not count as progress.
 TEST(ranks_that_wait_for_one_that_never_comes_time_out) {
   World world(3, Transport::shm);
   const auto began = std::chrono::steady_clock::now();
@@ -113,7 +115,8 @@ TEST(ranks_that_wait_for_one_that_never_comes_time_out) {
   }
 }
 
-// Python calls it on the thread that waits. What it does to the group must not wait for that thread.
+// Python calls the handler on the waiting thread. The group's functions that the handler calls must not wait
+// for that thread.
 TEST(handler_of_a_signal_does_not_wait_for_its_own_run) {
   const auto ends_with = [](size_t lanes, auto handler) {
     World world(2, Transport::tcp);

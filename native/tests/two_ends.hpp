@@ -1,4 +1,4 @@
-// Sockets, shared memory and two ends of a link, as the tests of links and engines need them.
+// Sockets, shared memory and the two ends of a link, for tests of links and engines.
 #pragma once
 
 #include <fcntl.h>
@@ -49,7 +49,7 @@ inline std::pair<int, int> tcp_pair() {
   return {near, far};
 }
 
-// Both ends' memory of one link, seen as their host sees it.
+// The shared memory of both ends of one link, as the host sees it.
 class SharedMemory {
  public:
   SharedMemory() {
@@ -70,7 +70,7 @@ class SharedMemory {
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;
 
-  // What end 0, or end 1, writes: its ring, then its control words.
+  // The memory that the given end writes: its ring, then its control words.
   uint8_t* data(int end) { return bytes[end]; }
   void set_word(int end, size_t offset, uint64_t value) {
     std::memcpy(bytes[end] + kRing + offset, &value, sizeof value);
@@ -107,7 +107,7 @@ inline KeyBytes key_of(uint8_t what, int from, int to) {
 inline KeyBytes pair_key(int from, int to) { return key_of('p', from, to); }
 inline KeyBytes group_key(int rank) { return key_of('g', rank, 0); }
 
-// One rank's side of a link between ranks 0 and 1, with all that a link leans on.
+// One rank's side of a link between ranks 0 and 1, with everything that a link needs.
 struct End {
   End(int rank, std::unique_ptr<Pipe> pipe, uint64_t rekey_bytes, size_t record_bytes = 4096)
       : keyring{rank, Context{}, std::make_unique<SealingKey>(group_key(rank), rekey_bytes), {}},
@@ -119,7 +119,7 @@ struct End {
     link.expecting = true;
   }
 
-  // Seals `text` and puts it into the queue, nothing further.
+  // Seals `text` and queues the record, without writing it to the pipe.
   void enqueue(const std::vector<uint8_t>& text, Kind kind = Kind::pair) {
     Header header;
     header.kind = kind;
@@ -137,7 +137,7 @@ struct End {
     link.enqueue(std::move(record));
   }
 
-  // Reads until a record is here, whole.
+  // Reads until a whole record is here.
   void receive() {
     while (!link.ready()) link.fill();
   }

@@ -1,9 +1,9 @@
-// C2SP's chunked encryption (c2sp.org/chunked-encryption): the format, without input or output.
+// The format of C2SP's chunked encryption (c2sp.org/chunked-encryption), without input or output.
 //
 //   file = salt(24) || commitment(32) || chunk || chunk || ... || last chunk
 //
-// Each chunk is 16 KiB of plaintext, sealed, and its tag. The last one is always shorter, and may be
-// empty: so a file that was cut between two chunks ends with a full one and is seen to be cut.
+// Each chunk is 16 KiB of plaintext, sealed, and its tag. The last chunk is always shorter, and may be empty.
+// So a file that was cut between two chunks ends with a full chunk, and the cut is noticed.
 #pragma once
 
 #include <array>
@@ -28,15 +28,16 @@ inline constexpr uint64_t kMaxChunks = 1ull << 38;
 using Salt = std::array<uint8_t, kSaltBytes>;
 using Commitment = std::array<uint8_t, kCommitmentBytes>;
 
-// The digest of a chunk's plaintext: what a signature over a file can cover and a new seal keeps.
+// The size of the digest of a chunk's plaintext. A signature over a file can cover the digests, and sealing
+// the same plaintext again keeps them.
 inline constexpr size_t kDigestBytes = 32;
 
-// So many chunks are sealed or opened with one expanded key, and written or read with one call: their
-// bytes stay in the core's own cache meanwhile, and fork() waits for no more than this.
+// This many chunks are sealed or opened with one expanded key, and written or read with one call. Their bytes
+// stay in the core's own cache meanwhile, and fork() waits for no more than this.
 inline constexpr size_t kBlockChunks = 16;
 
-// Plaintext of chunks in private memory, each `step` bytes behind the one before. All are full but
-// the last, which has `last_bytes`.
+// The plaintext of consecutive chunks in private memory, `step` bytes apart. All chunks are full except the
+// last, which has `last_bytes`.
 struct ChunkRow {
   const uint8_t* plain;
   size_t count;
@@ -44,14 +45,14 @@ struct ChunkRow {
   size_t last_bytes;
 };
 
-// Computes the digests of the chunks, one behind the other. Called by several threads.
+// Computes the digests of the chunks and writes them one after the other. Called by several threads.
 using ChunkHash = std::function<void(const ChunkRow& chunks, uint8_t* digests)>;
 void sha256_of_chunks(const ChunkRow& chunks, uint8_t* digests);
-// Of every chunk that a sealed file of these bytes has.
+// The digests of all chunks of a sealed file that would hold these bytes.
 std::vector<uint8_t> chunk_digests(std::span<const uint8_t> plain, const ChunkHash& hash,
                                    size_t threads);
 
-// What a file's chunks are sealed with.
+// The key and the nonce base with which a file's chunks are sealed, and the file's commitment.
 struct FileKey {
   KeyBytes key;
   Nonce base;
@@ -70,12 +71,12 @@ constexpr uint64_t chunk_offset(uint64_t chunk) {
   return kFileHeaderBytes + chunk * kSealedChunkBytes;
 }
 
-// The length of a sealed file that holds so many bytes of plaintext.
+// The length of a sealed file with this many bytes of plaintext.
 constexpr uint64_t sealed_length(uint64_t plain) {
   return kFileHeaderBytes + plain + (plain / kChunkBytes + 1) * kTagBytes;
 }
 
-// The length of the plaintext, or nothing where no sealed file has this length.
+// The length of the plaintext; empty if no sealed file has this length.
 std::optional<uint64_t> plain_length(uint64_t sealed);
 
 }  // namespace sealring

@@ -9,7 +9,7 @@
 namespace sealring {
 namespace {
 
-constexpr size_t kMaxWrapped = 4096;  // of keys: nothing longer is one
+constexpr size_t kMaxWrapped = 4096;  // the longest key in bytes
 constexpr size_t kBlock = 8;
 
 struct CipherContext {

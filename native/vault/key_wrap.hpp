@@ -12,7 +12,7 @@ namespace sealring {
 
 std::vector<uint8_t> wrap_key(const KeyBytes& wrapping, const SecretBytes& key);
 
-// Nothing where `wrapped` was not made under this key, or was changed.
+// Returns nothing if `wrapped` was not made under this key, or was changed.
 std::optional<SecretBytes> unwrap_key(const KeyBytes& wrapping, std::span<const uint8_t> wrapped);
 
 }  // namespace sealring

@@ -38,7 +38,7 @@ void share_work(size_t count, size_t threads, const std::function<void(size_t)>&
     try {
       others.emplace_back(take_part);
     } catch (const std::system_error&) {
-      break;  // no more threads are allowed here: those that run do the work
+      break;  // no more threads are allowed: the running ones do all the work
     }
   }
   take_part();

@@ -1,4 +1,4 @@
-// Independent pieces of work, shared among threads, and the memory that each works in.
+// Shares independent pieces of work among threads, and keeps the memory that each thread works in.
 #pragma once
 
 #include <cstddef>
@@ -12,13 +12,13 @@ namespace sealring {
 // The CPUs that this process may use.
 size_t usable_cpus();
 
-// Calls work(i) for every i below `count`, each once, on at most `threads` threads, of which this is
-// one. Returns when all are done. Rethrows the first exception; work that had not begun is then left
-// out. The caller must not hold the GIL.
+// Calls work(i) once for every i below `count`, on at most `threads` threads including this one. Returns when
+// all calls are done. If one throws, no further call begins, and the first exception is rethrown. The caller
+// must not hold the GIL.
 void share_work(size_t count, size_t threads, const std::function<void(size_t)>& work);
 
-// Memory that a thread keeps from one block to the next. What it calls meanwhile may begin another read
-// or write in this thread, as a signal's handler in Python does: that one gets memory of its own.
+// Memory that a thread keeps from one block to the next. While it is in use, a signal handler in Python may
+// begin another read or write in the same thread; that one gets its own memory.
 class Room {
  public:
   Room(std::vector<uint8_t>& kept, size_t bytes) : kept_(kept), own_(std::move(kept)) {

@@ -17,14 +17,14 @@ namespace sealring {
 namespace {
 
 constexpr uint8_t kNoAssociatedData = 0;
-// Enough pieces to share out, and few requests to a store.
+// Small enough to share the work among threads, large enough for few requests to a store.
 constexpr size_t kCopiedAtOnce = size_t{2} << 20;
 
 }  // namespace
 
 struct SealedFileReader::Piece {
   uint64_t chunk;
-  size_t inside;  // offset in the chunk
+  size_t inside;  // the piece's offset in the chunk
   size_t bytes;
   uint8_t* into;
 };
@@ -32,7 +32,7 @@ struct SealedFileReader::Piece {
 struct SealedFileReader::Block {
   uint64_t first;
   size_t count;
-  size_t piece;  // the first of its pieces
+  size_t piece;  // the first of the block's pieces
 };
 
 SealedFileReader::Source SealedFileReader::from_file(int file, const std::string& name) {
@@ -93,7 +93,7 @@ void SealedFileReader::expect(std::vector<uint8_t> digests, ChunkHash hash) {
 }
 
 void SealedFileReader::close() {
-  // In a forked child the key is gone already, and a thread of the parent may have the lock.
+  // In a forked child the key is already zeroed, and a thread of the parent may hold the lock.
   if (!key_.key.process().here()) return;
   const std::unique_lock<std::shared_mutex> alone(users_);
   closed_ = true;
@@ -147,7 +147,8 @@ void SealedFileReader::read(std::span<const WantedRun> runs, Seen seen) {
   share_work(blocks.size(), threads_, [&](size_t number) {
     const Block& block = blocks[number];
     size_t next = block.piece;
-    // Another thread of this process could change a chunk there before its digest is computed.
+    // With expected digests a chunk is not opened in the caller's memory: another thread of this process
+    // could change it there before its digest is computed.
     const bool at_once = seen == Seen::by_this_process && expected_.empty();
     const auto target = [&](uint64_t chunk) {
       const bool whole = at_once && pieces[next].bytes == chunk_bytes(chunk);
@@ -212,7 +213,7 @@ void SealedFileReader::open_chunks(uint64_t first, size_t count, const Target& t
   const uint64_t end = chunk_offset(first + count - 1) + chunk_bytes(first + count - 1) + kTagBytes;
   fetch(chunk_offset(first), room.data(), static_cast<size_t>(end - chunk_offset(first)));
   uint8_t* plain[kBlockChunks];
-  size_t good = 0;  // chunks that are authentic, and then those of them that are as expected
+  size_t good = 0;  // chunks that are authentic; later those that also have the expected digests
   {
     const Aead aead(key_.key, Aead::Direction::open, key_.suite);
     Aead::Use opening(aead);
@@ -230,7 +231,7 @@ void SealedFileReader::open_chunks(uint64_t first, size_t count, const Target& t
     }
   }
   const size_t authentic = good;
-  if (!expected_.empty() && authentic != 0) {  // then all of them lie in the room
+  if (!expected_.empty() && authentic != 0) {  // then all of them are in `room`
     good = as_expected(first, {.plain = room.data(),
                                .count = authentic,
                                .step = kSealedChunkBytes,

@@ -43,7 +43,7 @@ void write_whole(int file, uint64_t offset, const uint8_t* bytes, size_t count,
   }
 }
 
-// A sequence of pieces as one stream of bytes.
+// Makes a sequence of pieces look like one stream of bytes.
 class Stream {
  public:
   explicit Stream(std::span<const SealedFileWriter::Plain> pieces) : pieces_(pieces) {
@@ -54,7 +54,8 @@ class Stream {
     }
   }
 
-  // `bytes` of it from `offset` on: where they lie, or gathered in `room` if they lie apart.
+  // Returns `bytes` of the stream from `offset` on: in place if they are in one piece, else gathered in
+  // `room`.
   const uint8_t* at(size_t offset, size_t bytes, uint8_t* room) const {
     auto index = static_cast<size_t>(std::upper_bound(starts_.begin(), starts_.end(), offset) -
                                      starts_.begin() - 1);
@@ -112,7 +113,7 @@ void SealedFileWriter::write(std::span<const Plain> pieces) {
   std::vector<Plain> stream;
   stream.reserve(pieces.size() + 1);
   stream.emplace_back(rest_);
-  // Empty pieces are left out: an address is then always found in a piece that has it.
+  // Empty pieces are left out, so that every offset is in a piece that has bytes there.
   for (const Plain& piece : pieces) {
     if (!piece.empty()) stream.push_back(piece);
   }
@@ -180,7 +181,7 @@ void SealedFileWriter::seal_full_chunks(std::span<const Plain> stream, size_t ch
         uint8_t* const own = gathered.data() + i * kChunkBytes;
         const uint8_t* plain = whole.at((first + i) * kChunkBytes, kChunkBytes, own);
         if (hash_ && plain != own) {
-          // Others may write there: what is sealed must be what the digest is of.
+          // Others may write to the caller's memory, so a private copy is both sealed and hashed.
           std::memcpy(own, plain, kChunkBytes);
           plain = own;
         }
@@ -202,9 +203,9 @@ void SealedFileWriter::seal_full_chunks(std::span<const Plain> stream, size_t ch
 
 void SealedFileWriter::start_writing_back(uint64_t end) const {
   if (file_ == kToMemory) return;
-  // The disk works while the next blocks are sealed. The call can wait for the disk's queue: it is
-  // made by the thread of one block, and the other threads go on. It is a hint: fsync reports what
-  // fails, and writes what other threads had not written yet.
+  // Lets the disk work while the next blocks are sealed. The call may wait for the disk's queue; only one
+  // block's thread makes it, and the other threads go on. It is only a hint: fsync reports failures, and
+  // writes what was not written yet.
   const uint64_t chunks = kWriteBackBlocks * kBlockChunks;
   ::sync_file_range(file_, static_cast<off_t>(chunk_offset(end - chunks)),
                     static_cast<off_t>(chunks * kSealedChunkBytes), SYNC_FILE_RANGE_WRITE);
