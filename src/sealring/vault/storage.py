@@ -93,7 +93,7 @@ class VaultPath(Protocol):
     def make_folder(self) -> None: ...
 
     def take_folder(self) -> None:
-        """Makes a folder. Raises FileExistsError if it exists: two processes cannot both take it."""
+        """Makes a folder. Raises FileExistsError if it exists: no two processes can take it."""
 
     def new_file(self) -> AbstractContextManager[int]:
         """The descriptor of a new file. If the context ends without an error, the file lasts."""
@@ -129,7 +129,7 @@ class LocalPath(PosixPath):
         return self
 
     def entries(self, form: re.Pattern[str]) -> list[VaultPath]:
-        """The folders here. Raises UnsafePath if this is a symlink: it may lead out of the vault."""
+        """The folders here. Raises UnsafePath if this is a symlink, which may lead elsewhere."""
         try:
             self.refuse_link()
             with os.scandir(self) as found:

@@ -284,7 +284,7 @@ class Vault(OpenedHeader):
         return None
 
     def _open_version(self, version: VaultPath) -> Stored:
-        """Opens the version's copy under the newest key, which must be as the ledger recorded it."""
+        """Opens the version's copy under the newest key, which must be as the ledger records."""
         opened: list[Copy] = []
         failure: VaultError | None = None
         for folder in complete_copies(version):
