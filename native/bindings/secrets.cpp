@@ -61,8 +61,8 @@ SecretBytes from_hex(const nb::object& text) {
   return out;
 }
 
-// Moves a secret out of a `bytes` object that a library returned, and overwrites that object although Python
-// says it cannot change. Nothing else may hold it. Python shares the `bytes` objects of length 0 and 1, so
+// Moves a secret out of a `bytes` object that a library returned, and overwrites the object although it is
+// immutable in Python. Nothing else may hold it. Python shares the `bytes` objects of length 0 and 1, so
 // these are refused.
 SecretBytes moved(const nb::bytes& source) {
   if (source.size() < 2) throw nb::value_error("no secret has less than two bytes");

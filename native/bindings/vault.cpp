@@ -1,4 +1,4 @@
-// Sealed files as Python writes and reads them.
+// Bindings that write and read sealed files, and wrap keys.
 #include <fcntl.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -79,7 +79,7 @@ auto unlocked(Self& self, const Call& call) {
   return (self.*call)();
 }
 
-// Keeps several buffers for as long as the core reads or fills them.
+// Holds views of several buffers while the native code reads or fills them.
 class Views {
  public:
   void add(const nb::handle& object, bool writable) {
@@ -102,7 +102,8 @@ void write_pieces(SealedFileWriter& self, const nb::sequence& pieces) {
   self.write(spans);
 }
 
-// The last copy of the function may go in a thread that does not hold the GIL.
+// Keeps a Python function that any thread may release: the last copy may be destroyed in a thread that does
+// not hold the GIL.
 std::shared_ptr<nb::callable> kept_for_any_thread(nb::callable function) {
   return {new nb::callable(std::move(function)), [](nb::callable* kept) {
             const nb::gil_scoped_acquire held;
@@ -110,8 +111,8 @@ std::shared_ptr<nb::callable> kept_for_any_thread(nb::callable function) {
           }};
 }
 
-// "sha256", or a Python function f(view, step, count) that returns the digests of a row of chunks.
-// It must not keep the view: the memory is used again.
+// Converts "sha256", or a Python function f(view, step, count) that returns the digests of a row of chunks.
+// The function must not keep the view: the memory is used again.
 ChunkHash hash_from(const nb::object& hash) {
   if (nb::isinstance<nb::str>(hash) && nb::cast<std::string>(hash) == "sha256") {
     return sha256_of_chunks;
@@ -123,7 +124,7 @@ ChunkHash hash_from(const nb::object& hash) {
   return [kept](const ChunkRow& chunks, uint8_t* digests) {
     const size_t bytes = (chunks.count - 1) * chunks.step + chunks.last_bytes;
     const nb::gil_scoped_acquire held;
-    // Nothing is written there: the view is for reading.
+    // The view is read-only, so nothing is written there.
     auto* const start = const_cast<char*>(reinterpret_cast<const char*>(chunks.plain));
     const auto view =
         nb::steal(PyMemoryView_FromMemory(start, static_cast<Py_ssize_t>(bytes), PyBUF_READ));
@@ -137,7 +138,7 @@ ChunkHash hash_from(const nb::object& hash) {
   };
 }
 
-// A Python function that returns the bytes of a range.
+// Makes a source of a Python function that returns the bytes of a range.
 SealedFileReader::Source from_python(nb::callable read, const std::string& name) {
   return [kept = kept_for_any_thread(std::move(read)), name](uint64_t offset, uint8_t* into,
                                                              size_t bytes) {
@@ -160,7 +161,7 @@ uint64_t file_size(int file, const std::string& name) {
   return static_cast<uint64_t>(status.st_size);
 }
 
-// One box out of a row-major array in the file: the runs of bytes that it consists of.
+// Adds the runs of bytes that form one box of a row-major array in the file.
 void add_runs(std::vector<WantedRun>& runs, const nb::tuple& wanted, const BufferView& into) {
   const auto start = nb::cast<uint64_t>(wanted[1]);
   const auto item = nb::cast<uint64_t>(wanted[2]);
@@ -182,7 +183,7 @@ void add_runs(std::vector<WantedRun>& runs, const nb::tuple& wanted, const Buffe
   }
   if (total != into.size()) throw nb::value_error("the buffer has another size than the box");
   if (total == 0) return;
-  // The last dimensions that are wanted whole, and the one before them, form one run.
+  // The innermost dimensions that are wanted whole, together with the next one, form one run.
   size_t inner = shape.size();
   uint64_t run = item;
   while (inner > 0) {
@@ -206,7 +207,7 @@ void add_runs(std::vector<WantedRun>& runs, const nb::tuple& wanted, const Buffe
   }
 }
 
-// Runs that are wanted one behind the other. Offsets and sizes are arrays of uint64.
+// The runs to read, which follow each other in `into`. Offsets and sizes are arrays of uint64.
 std::vector<WantedRun> packed_runs(const BufferView& offsets, const BufferView& sizes,
                                    const BufferView& into) {
   if (offsets.size() != sizes.size() || offsets.size() % sizeof(uint64_t) != 0) {
@@ -227,7 +228,7 @@ std::vector<WantedRun> packed_runs(const BufferView& offsets, const BufferView& 
   return runs;
 }
 
-// Rows of four uint64 each: the place of the file in `files`, offset, size, and where in `into`.
+// Reads rows of four uint64: the file's place in `files`, offset, size, place in `into`.
 std::vector<SealedRun> sealed_runs(const std::vector<SealedFileReader*>& files,
                                    const BufferView& rows, const BufferView& into) {
   constexpr size_t kRow = 4 * sizeof(uint64_t);
@@ -273,7 +274,7 @@ void bind_vault(nb::module_& m) {
           "hash"_a = nb::none())
       .def("write", &write_pieces, "pieces"_a)
       .def("finish", &SealedFileWriter::finish, nb::call_guard<nb::gil_scoped_release>())
-      // Without the GIL: a write that they wait for may call a Python function.
+      // These calls run without the GIL: a write that they wait for may call a Python function.
       .def("take",
            [](SealedFileWriter& self) {
              return array_bytes(unlocked(self, &SealedFileWriter::take));
@@ -351,7 +352,7 @@ void bind_vault(nb::module_& m) {
           "offsets"_a, "sizes"_a, "into"_a)
       .def("verify", &SealedFileReader::verify, "first"_a, "count"_a,
            nb::call_guard<nb::gil_scoped_release>())
-      // Without the GIL: a read that it waits for may call a Python function.
+      // close() runs without the GIL: a read that it waits for may call a Python function.
       .def("close", &SealedFileReader::close, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("chunks", &SealedFileReader::chunks)
       .def_prop_ro("length", &SealedFileReader::length)

@@ -31,7 +31,7 @@ struct Slot {
   size_t bytes;
 };
 
-// What to run, and on which memory.
+// A call of a collective: the program to run, its memory and its settings.
 struct Call {
   const Program* program;
   std::vector<Slot> slots;

@@ -1,11 +1,12 @@
-// The exchanges of a collective under way: which are sealed, announced, begun, complete and opened.
+// Keeps track of the exchanges of a collective under way: which are sealed, announced, begun, complete and
+// opened.
 //
 // A round is one exchange on each channel that has records of it. An exchange is begun when all that this
-// rank sends in it is sealed and the headers of all that it receives have come over the links and were
+// rank sends in it is sealed, and when the headers of all that it receives have come over the links and were
 // checked. Received records are opened when the exchange is complete. A round is complete when all its
-// exchanges are. A rank seals for, and takes headers of, the first round that is not complete and the one
-// after it. So no header stays at the head of a link in front of one that is needed before it, and two halves
-// of memory are enough.
+// exchanges are. A rank seals for, and takes headers of, the first round that is not complete and the round
+// after it. So no header stays at the head of a link before one that is needed earlier, and two halves of
+// memory are enough.
 #pragma once
 
 #include <cstdint>

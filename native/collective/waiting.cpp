@@ -161,7 +161,7 @@ bool Collective::sees_who_is_late() const {
   return static_cast<size_t>(count) + 1 == links_.size();
 }
 
-// Names the peer that this rank waits for, or the one that peer waits for in turn. A peer that waits in
+// Names the peer that this rank waits for, or the rank that this peer waits for in turn. A peer that waits in
 // this collective has sent its status, and is not named.
 void Collective::throw_timeout() {
   const Clock::time_point now = Clock::now();

@@ -14,8 +14,8 @@ namespace sealring {
 
 class Channels {
  public:
-  // Gives six channels: a CUDA context has eight hardware queues by default, and the computing streams need
-  // some.
+  // Gives at most six channels: a CUDA context has eight hardware queues by default, and the computing
+  // streams need some.
   static constexpr int kMostPairings = 3;
 
   explicit Channels(int world)

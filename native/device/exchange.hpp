@@ -16,7 +16,7 @@ struct Transfer {
   size_t bytes;
 };
 
-// What one channel (device/channels.hpp) carries for a rank in one round of a collective.
+// The transfers of one channel (device/channels.hpp) for a rank in one round of a collective.
 struct Exchange {
   size_t channel = 0;
   std::vector<Transfer> sends = {}, receives = {};

@@ -84,7 +84,8 @@ class Wires {
   Device::Area own_slot(uint32_t slot) const { return in(own, slot); }
   bool lent_to(int peer) const { return !peers_[static_cast<size_t>(peer)].lent.empty(); }
   bool lends() const { return free_.size() != slots_; }
-  // The peer says how many of all records ever lent to it it has fetched. False if that is impossible.
+  // The peer says how many of all records that were ever lent to it it has fetched. Returns false if that
+  // number is impossible.
   [[nodiscard]] bool returned(int peer, uint64_t ever);
 
   // ---- what it is lent

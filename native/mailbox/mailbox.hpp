@@ -1,10 +1,9 @@
 // Messages from one rank to another: send and receive, matched by sender and tag.
 //
-// They have links and keys of their own, apart from the collectives': a message must reach a rank
-// that has not yet come to the collective its sender is in. A short message travels with its
-// announcement and waits in the receiver's memory; a longer one waits with its sender until the
-// receiver accepts it. So a link never carries a message that has no room at the receiver,
-// and never blocks.
+// They have their own links and keys, apart from the collectives': a message must reach a rank that has not
+// yet come to the collective its sender is in. A short message travels with its announcement and waits in the
+// receiver's memory; a longer one waits with its sender until the receiver accepts it. So a link never
+// carries a message that has no room at the receiver, and never blocks.
 //
 // A message in a GPU's memory is sealed and opened by the GPU (on_device.cpp) and always waits to
 // be accepted: no CPU sees its plaintext, however short it is. Streams can wait for it through the
@@ -118,13 +117,13 @@ class Mailbox final : public Endpoint {
   struct Peer {
     std::deque<UnderWay> unannounced;
     std::map<uint64_t, UnderWay> announced;  // by id; not yet accepted
-    std::deque<UnderWay> accepted;           // on their way
-    std::deque<UnderWay> leaving;            // sealed, perhaps not yet in the pipe
+    std::deque<UnderWay> accepted;  // on their way
+    std::deque<UnderWay> leaving;  // sealed, perhaps not yet in the pipe
     std::map<uint64_t, UnderWay> accepting;  // by the sender's id
     std::map<uint64_t, size_t> untaken;  // short messages in the receiver's memory, by id
     size_t untaken_bytes = 0;
-    uint64_t sent = 0;                       // the last id given
-    uint64_t heard = 0;                      // the last id announced by the peer
+    uint64_t sent = 0;  // the last id given
+    uint64_t heard = 0;  // the last id announced by the peer
   };
 
   void drive(Lock& lock, const std::function<bool()>& enough,
@@ -191,7 +190,7 @@ class Mailbox final : public Endpoint {
   std::vector<Peer> peers_;
   std::list<UnderWay> waiting_;  // for an announcement, in the order of their calls
   std::list<Arrival> arrivals_;
-  std::list<Match> matched_;       // not accepted before their memory may be written
+  std::list<Match> matched_;  // not accepted before their memory may be written
   RecordsOnDevice records_;
   uint64_t records_ever_ = 0;
   std::set<CompletionRef> under_way_;
@@ -202,7 +201,7 @@ class Mailbox final : public Endpoint {
   bool streams_released_ = false;
   bool kernel_starting_ = false;
   size_t posting_ = 0;  // messages that have a number, and are not under way yet
-  bool awaits_stream_ = false;   // in the last step some memory was still in use
+  bool awaits_stream_ = false;  // in the last step some memory was still in use
   bool new_receives_ = false;  // some receives were not yet compared with the arrivals
   std::vector<CompletionRef> news_;  // done since the last call of finished()
   Clock::time_point posted_{};

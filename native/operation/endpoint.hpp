@@ -1,6 +1,6 @@
-// One rank's end of a group's links: what collectives (collective/engine.hpp) and messages
-// (mailbox/mailbox.hpp) have in common. Each has links, keys and a device of its own, so that neither
-// waits for the other.
+// One rank's end of a group's links: the common part of collectives (collective/engine.hpp) and messages
+// (mailbox/mailbox.hpp). Each of these has its own links, keys and device, so that neither waits for the
+// other.
 //
 // In a forked child every call throws ForkedProcess, except the calls that end the group. These do nothing
 // there, because the group and its connections belong to the parent.
@@ -58,7 +58,7 @@ class Endpoint {
     return keyring_.commitments->all();
   }
 
-  // Ends the group in order: says goodbye to every peer and wipes the keys.
+  // Ends the group normally: sends a bye to every peer and wipes the keys.
   virtual void close() = 0;
   // Ends the group with a failure that was seen elsewhere, and tells the other ranks.
   virtual void fail(const Failure& failure) = 0;
@@ -112,7 +112,7 @@ class Endpoint {
   BufferPool gpu_pool_;
   Keyring keyring_;
   Links links_;
-  LateLinks late_;  // those that are not in their place yet
+  LateLinks late_;  // links that are not in their place yet
 };
 
 template <typename Call>

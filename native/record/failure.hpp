@@ -37,7 +37,7 @@ struct Failure : std::runtime_error {
   int told_by = -1;  // the rank whose alert reported it; -1 if there was none
   std::map<int, std::string> views;  // by rank: "rank 5: " and what that rank says it was doing
 
-  // The text, and below it what each rank says it was doing.
+  // The text, followed by what each rank says it was doing.
   std::string text() const;
 
   // Whether both describe the same failure, however it is worded and whichever rank passed it on.

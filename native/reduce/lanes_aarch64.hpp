@@ -34,7 +34,7 @@ SEALRING_INLINE Wide open(const std::byte* from) {
     const float16x8_t packed = vreinterpretq_f16_u8(load_bytes(from));
     return {vcvt_f32_f16(vget_low_f16(packed)), vcvt_high_f32_f16(packed)};
   } else {
-    // Even and odd elements apart: the odd ones are already where float32 wants them.
+    // Splits even and odd elements: the bits of the odd ones are already where float32 has them.
     const uint32x4_t packed = vreinterpretq_u32_u8(load_bytes(from));
     return {vreinterpretq_f32_u32(vshlq_n_u32(packed, 16)),
             vreinterpretq_f32_u32(vandq_u32(packed, vdupq_n_u32(0xffff0000u)))};

@@ -41,7 +41,7 @@ SEALRING_LANES_TARGET SEALRING_INLINE Wide open(const std::byte* from) {
     const auto* packed = reinterpret_cast<const __m128i*>(from);
     return {_mm256_cvtph_ps(_mm_loadu_si128(packed)), _mm256_cvtph_ps(_mm_loadu_si128(packed + 1))};
   } else {
-    // Even and odd elements apart: the odd ones are already where float32 wants them.
+    // Splits even and odd elements: the bits of the odd ones are already where float32 has them.
     const __m256i packed = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
     const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
     return {_mm256_castsi256_ps(_mm256_slli_epi32(packed, 16)),

@@ -1,4 +1,4 @@
-// What a reduction does to the elements of one chunk: dst[i] = dst[i] op src[i].
+// The reductions of one chunk's elements: dst[i] = dst[i] op src[i].
 //
 // Results are defined to the bit, so that a sum does not depend on the machine that formed it:
 //

@@ -10,8 +10,8 @@
 
 namespace sealring::testing {
 
-// What the tests need of schedule/program.py's writer. A step waits for the last writer of what it reads, and
-// for the last writer and all readers of what it overwrites.
+// The part of schedule/program.py's writer that the tests need. A step waits for the last writer of what it
+// reads, and for the last writer and all readers of what it overwrites.
 class Writer {
  public:
   explicit Writer(int slots) : writer_(slots, -1), readers_(slots) {}

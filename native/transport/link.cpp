@@ -81,7 +81,8 @@ bool Link::flush() {
     }
   } catch (const PipeEnded&) {
     if (said_bye) throw peer_closed(peer, "the peer left the group");
-    // What the peer wrote before it left is still read, and may say why it left. After that comes the end.
+    // Records that the peer wrote before it left are still read, and may say why it left. After them comes
+    // the end.
     halved_ = out_offset_ != 0;
     out_.clear();
     out_offset_ = 0;

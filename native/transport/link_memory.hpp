@@ -1,10 +1,10 @@
 // One end's part of a link's shared memory: a ring of bytes, and a page of control words.
 //
 //     file     | ring | control |              written by its owner alone
-//     mapped   | ring | ring again | control | so that what wraps around still lies in one piece
+//     mapped   | ring | ring again | control | so that data which wraps around is still in one piece
 //
-// The owner maps it writable before its file is sealed against any further writer (links/memory.py
-// does that), the other end maps it to read.
+// The owner maps the memory writable before links/memory.py seals its file against further writers. The other
+// end maps it read-only.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ class LinkMemory {
  public:
   enum class Access { read, write };
 
-  // The file stays the caller's. ring_bytes must be a multiple of the system's page size.
+  // The caller keeps the file. ring_bytes must be a multiple of the system's page size.
   LinkMemory(int file, size_t ring_bytes, Access access);
   LinkMemory(LinkMemory&& other) noexcept
       : mapped_(std::exchange(other.mapped_, nullptr)), ring_bytes_(other.ring_bytes_) {}

@@ -82,7 +82,7 @@ class OutRing {
     }
     return bytes_ - static_cast<size_t>(position_ - taken);
   }
-  // Where the next bytes go. The ring is mapped twice in a row, so they lie in one piece.
+  // The address for the next bytes. The ring is mapped twice in a row, so they never have to wrap around.
   uint8_t* next() const { return data_ + position_ % bytes_; }
   void advance(size_t bytes) { position_ += bytes; }
   void publish() { written_.store(position_, std::memory_order_seq_cst); }

@@ -53,7 +53,7 @@ class CommandBatches : public CommandQueue {
   void replace_key(int slot, const KeyBytes& key);
   // Called when the group has ended: no key is replaced any more.
   void wipe_wrapping_key();
-  // The GPU has been told to wipe the group's keys.
+  // Whether the GPU was told to wipe the group's keys.
   bool keys_wiped() const { return keys_wiped_; }
 
  protected:

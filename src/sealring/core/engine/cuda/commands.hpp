@@ -129,7 +129,7 @@ __device__ __forceinline__ void take_command(const Batch* batch, u32 which, Comm
 __device__ __forceinline__ void report(const BatchArgument& argument, u32 number) {
   __syncthreads();
   if (threadIdx.x != 0) return;
-  // What this block wrote is visible to every thread that sees that the batch is done.
+  // Makes what this block wrote visible to every thread that sees that the batch is done.
   __threadfence_system();
   if (atomicAdd(argument.arrived, 1) != gridDim.x - 1) return;
   *argument.arrived = 0;
