@@ -81,8 +81,8 @@ class Engine final : public Endpoint {
   // releases the streams that wait for the collective.
   void release_streams(const Completion& collective);
 
-  // Runs one collective to its end. On a Failure the other ranks are told, the links closed and
-  // the keys wiped before it is thrown on.
+  // Runs one collective to its end. On a Failure, tells the other ranks, closes the links and wipes the keys
+  // before the Failure is thrown.
   void run(const Call& call);
 
   void close() override;
@@ -96,7 +96,7 @@ class Engine final : public Endpoint {
   struct Account {
     Stats stats;
     std::vector<double> waited_s;  // by rank
-    // By rank: of the key to that rank; at our own rank: of our group key.
+    // By rank: how often the key to that rank was replaced; at our own rank: our group key.
     std::vector<uint64_t> rekeys;
     size_t memory_bytes;  // beyond the user's tensors
   };

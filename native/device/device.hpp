@@ -31,7 +31,7 @@ class Device {
     ReduceKind reduction;
     size_t segment_bytes;
     size_t scratch_bytes;
-    uint32_t commands;  // the most commands
+    uint32_t commands;  // the most commands that it can need
     uint32_t results;  // how many pieces of memory it writes
     std::vector<ExchangeRound> rounds = {};  // all its exchanges, in order
   };

@@ -68,7 +68,7 @@ class Issuers {
 
 // What a certificate claims about its holder. Proves nothing by itself.
 struct Claims {
-  // why this is no worker's certificate; the other fields then have no meaning
+  // Why this is no worker's certificate; the other fields then have no meaning.
   std::string problem;
   std::string uri;  // the worker's name, unchanged
   std::optional<uint32_t> world;

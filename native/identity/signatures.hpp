@@ -43,7 +43,7 @@ class CertificateSignatures {
     void operator()(EVP_MD_CTX* context) const { EVP_MD_CTX_free(context); }
   };
   EVP_PKEY* key_;
-  // for an Ed25519 key; kept, because making one takes 4 us
+  // For an Ed25519 key; kept, because making one takes 4 us.
   std::unique_ptr<EVP_MD_CTX, Free> ed25519_;
 };
 
@@ -61,7 +61,7 @@ class MessageSignatures {
   };
   PublicKey read(der::Bytes key);
 
-  // reads Ed25519 keys; kept, because making one takes 3 us
+  // Reads Ed25519 keys; kept, because making one takes 3 us.
   std::unique_ptr<EVP_PKEY_CTX, Free> ed25519_;
 };
 

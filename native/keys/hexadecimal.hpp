@@ -1,4 +1,4 @@
-// Bytes as text.
+// Bytes as hexadecimal text.
 #pragma once
 
 #include <cstdint>

@@ -98,7 +98,7 @@ class Mailbox final : public Endpoint {
     std::optional<uint64_t> ready;  // for device memory: the event of the caller's stream
     Clock::time_point moved;
     bool reached = false;  // the stream has come to the call: the memory may be used
-    uint64_t id = 0;  // if the message is sent
+    uint64_t id = 0;  // the number that this rank gave it, if it is sent
     size_t processed = 0;  // bytes that were sealed, or given to be opened
   };
   // A message that a peer announced and that no receive has taken yet.

@@ -21,7 +21,7 @@ class Endpoint;
 struct CallerStream {
   uint64_t ready = 0;  // the event after which the memory may be used; 0: at once
   uint64_t stream = 0;
-  // whether streams are to wait for the operation, if that is possible now
+  // Whether streams are to wait for the operation, if that is possible now.
   bool streams_wait = false;
 };
 

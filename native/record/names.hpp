@@ -13,8 +13,8 @@
 namespace sealring {
 
 struct Names {
-  // The ranks' numbers in the job; if empty, ranks keep their numbers in the group.
-  std::vector<int> members;
+  std::vector<int>
+      members;  // the ranks' numbers in the job; if empty, ranks keep their numbers in the group
   std::map<uint8_t, std::string> operations;
   std::map<uint8_t, std::string> algorithms;
   std::set<uint8_t> rooted;                // operations in which one rank is the root

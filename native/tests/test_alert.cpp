@@ -47,7 +47,7 @@ TEST(first_witness_stays_the_one_named) {
 
 TEST(who_was_told_is_no_witness) {
   Failure invented = some_failure();
-  // the receiver itself, or a number that is no rank of the group
+  // The receiver itself, or a number that is no rank of the group.
   for (int witness : {12, 16, 1 << 30}) {
     invented.reported_by = witness;
     CHECK(decode_alert(encode_alert(invented, 5), 5, 12, 16).reported_by == 5);

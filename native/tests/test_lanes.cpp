@@ -262,7 +262,7 @@ TEST(lanes_that_do_not_fit_are_refused) {
     engine.add_lane_link(lane, peer, make_tcp_pipe(a));
   };
   CHECK_THROWS(std::invalid_argument, add(0, 1));
-  // the same lane a second time, under the same keys
+  // The same lane a second time, under the same keys.
   CHECK_THROWS(std::invalid_argument, add(1, 1));
   CHECK_THROWS(std::invalid_argument, add(3, 1));
   CHECK_THROWS(std::invalid_argument, add(1, 0));

@@ -84,7 +84,7 @@ class Link {
   void open(uint8_t* plain);
   OpeningKey& arrived_key() { return key_of(header_); }
   uint8_t* arrived_payload() const { return in_->payload(); }
-  // Hands the record over (to be forwarded, or dropped) and makes way for the next one.
+  // Hands the record over (to be forwarded or dropped) and makes room for the next one.
   BufferRef take();
   // Like take(), for a record that a device opens; opened_by_device() is called when it proved authentic.
   BufferRef take_for_device();
@@ -108,8 +108,8 @@ class Link {
   void end_writing() { pipe_->end_writing(); }
 
   const int peer;
-  bool said_bye = false;  // the peer closed its end in order
-  View seen;  // what the peer's last record said it was doing
+  bool said_bye = false;  // the peer closed its end normally, with a bye
+  View seen;  // the View in the peer's last record
   uint64_t waits_in = 0;  // the last collective in which the peer said that it waits
   std::chrono::steady_clock::time_point said_waiting{};
   bool ended() const { return ended_; }

@@ -140,7 +140,7 @@ class CudaDevice : public Device {
   PrelaunchedKernels* prelaunched_ = nullptr;  // set if `commands_` are prelaunched kernels
   std::mutex submitting_;
   uint64_t run_one_batch_ = 0;
-  // for submitted collectives; the last block is the largest
+  // For submitted collectives; the last block is the largest.
   std::vector<cuda::Pointer> scratches_;
   size_t scratches_bytes_ = 0;
   std::atomic<size_t> staging_bytes_{0};

@@ -88,7 +88,7 @@ void PrelaunchedKernels::allow_up_to(uint64_t kernel) {
 void PrelaunchedKernels::fail(const Submitted& operation,
                               std::span<const std::span<uint8_t>> results) noexcept {
   if (operation.first <= ended_) return;
-  // the collective was never begun
+  // The collective was never begun.
   if (!running_ || first_ != operation.first) begin(operation, 1);
   limit_ = last_;
   // A failed collective has ended the group, so the keys are wiped too.
