@@ -134,7 +134,7 @@ Submitted Engine::submit_to_device(const Call& call, uint64_t stream) {
 // for what it sealed before this call. Returns 0 until the group has moved that many bytes in all.
 uint64_t Engine::most_replaced_keys(const Cut& cut) {
   uint64_t bytes = cut.steps * records_in_run(cut.segment_bytes) * kTagBytes;
-  // (sealing rank, receiving rank), or (sealing rank, -1) for a group key
+  // Each is (sealing rank, receiving rank), or (sealing rank, -1) for a group key.
   std::set<std::pair<int, int>> keys;
   for (const Step& step : cut.program.steps) {
     bytes += cut.slot_bytes(step.slot);

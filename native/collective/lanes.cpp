@@ -234,7 +234,7 @@ void Engine::run_lanes(const Call& call, size_t used) {
     if (call.signal_pending()) {
       ends_with(
           std::make_exception_ptr(Failure(FailureCode::closed, -1, "the script was interrupted")));
-    } else if (interrupted_) {  // by the handler of a signal
+    } else if (interrupted_) {  // by a signal handler
       ends_with(std::make_exception_ptr(
           Failure(FailureCode::closed, -1, "the group was closed meanwhile")));
     }

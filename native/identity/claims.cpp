@@ -56,7 +56,7 @@ bool is_identifier(Bytes value, Bytes head) {
   return value.size() == head.size() + kIdentifierBytes && same(value.first(head.size()), head);
 }
 
-// True for an extension that is not read here and has not the value that sealring issues.
+// True for an extension that is not read here and does not have the value that sealring issues.
 bool is_foreign(const Extension& each) {
   const auto is = [&](Bytes object) { return same(each.object, object); };
   if (is(kAlternativeName) || is(kBasicConstraints) || is(kWorldSize) || is(kAttestation)) {

@@ -100,7 +100,7 @@ std::shared_ptr<Completion> Mailbox::submit(const Message& message,
     on_device_[completion] = {message.memory, message.sends ? 0 : message.bytes};
   }
   under_way_.insert(completion);
-  // The group's thread waits for the caller's wait_on_host() only where the host waits.
+  // The group's thread gives the caller time to call wait_on_host() only if the host waits.
   if (number == 0) posted_ = Clock::now();
   if (message.sends) {
     peers_[message.peer].unannounced.push_back(std::move(posted));

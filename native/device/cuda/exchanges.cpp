@@ -18,7 +18,7 @@ using cuda::check;
 constexpr unsigned kExchangeGlanceUs = 10;
 constexpr std::chrono::seconds kPatience{3};
 constexpr size_t kLineWords = 32;  // each word has its own cache line
-// added to a number, it exceeds every number that a stream waits for
+// Added to a number, it exceeds every number that a stream waits for.
 constexpr uint32_t kFurthest = 1u << 30;
 
 std::atomic_ref<uint32_t> value(uint32_t* word) { return std::atomic_ref<uint32_t>(*word); }
