@@ -1,13 +1,13 @@
-"""Shards made from units of work: once each, by several processes, and resumed after a kill.
+"""Makes a dataset's shards: each once, in several processes, and going on after a kill.
 
-A shard is written under a name of its own and gets its part's name when it is whole; then a sealed
-receipt of it is written beside it. The manifest, written last, makes the version complete. A build
-that is started again takes the shards that have a receipt, and those of the version before whose
-source is the same.
+A shard is written under a temporary name. When it is complete it gets its part's name, and a sealed
+receipt is written beside it. The manifest, written last, makes the version complete. A build that
+is started again keeps the shards that have a receipt, and copies those of the previous version
+whose source is the same.
 
-A source is files of a published format, or a dataset that a stage makes another of. A shard of a
-stage is made from one shard of its input. So a changed input, another code or other parameters make
-those shards anew that depend on them, and no other.
+The source is files of a published format, or another dataset that a stage reads. A stage makes each
+of its shards from one shard of its input. So if inputs, code or parameters change, only the shards
+that depend on them are made again.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class Planned:
     """One shard to make."""
 
     order: dict[str, Any]
-    """The place to write to is added."""
+    """The order for `carry_out`, without the place to write to, which `_task` adds."""
     reads: tuple[Stored, Part, Shard] | None = None
-    """The shard of another dataset that it is made from."""
+    """The shard of another dataset from which this shard is made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Built:
     samples: int
     bytes: int
     made: int
-    """Shards that were made now. The others were there."""
+    """The number of shards that were made now. The others existed already."""
     changed: bool
     """Whether there is a new version."""
 
@@ -96,13 +96,13 @@ class Built:
 @dataclass(frozen=True, slots=True)
 class Receipt:
     recipe: str
-    """Its digest."""
+    """The recipe's digest."""
     commitment: str
     shard: Shard
 
 
 def build(vault: Vault, plan: Plan, suite: str | None, run: Run, progress: Progress) -> Built:
-    """Makes the next version, unless the newest has the same recipe and sources."""
+    """Makes the next version, unless the newest has the same recipe, sources and suite."""
     _ = vault.path.local  # Unsupported in a store
     vault.require_writer()
     with contextlib.ExitStack() as stack:
@@ -112,7 +112,7 @@ def build(vault: Vault, plan: Plan, suite: str | None, run: Run, progress: Progr
         before = _before(vault, plan.name)
         suite = suite or (before[0].copy.place.suite if before else vault.header.suite)
         same = before is not None and before[1].recipe == plan.recipe
-        # What a unit is made from must be known only if a shard of it may be there already.
+        # The units' sources are needed only if some shards may exist already.
         sources = _sources(plan, run, progress) if same or left else None
         if before and same and _is_newest(plan, before, sources, suite):
             return _built(plan.name, before[0].manifest.object_version, before[1], 0, False)
@@ -142,7 +142,8 @@ def build(vault: Vault, plan: Plan, suite: str | None, run: Run, progress: Progr
 
 
 Bar = Callable[[str], AbstractContextManager[tuple[Progress, Progress]]]
-"""Shows how far the work of this name is: what is called with all bytes, and with those done."""
+"""Shows the progress of the named work. It gives two functions: one for the total number of bytes,
+one for bytes just done."""
 
 
 def no_bar(what: str) -> AbstractContextManager[tuple[Progress, Progress]]:
@@ -173,9 +174,9 @@ def _before(vault: Vault, name: str) -> tuple[Stored, Index] | None:
 
 
 def _left_behind(vault: Vault, plan: Plan, stack: contextlib.ExitStack) -> Copy | None:
-    """What a build of this name that was killed has left, if it can go on.
+    """The copy that a killed build of this name has left, if this build can continue it.
 
-    Only while no other process uses the vault is it sure that its build has ended.
+    Looks only if no other process uses the vault: then that build has certainly ended.
     """
     found: Copy | None = None
     with contextlib.suppress(VaultBusy), vault.held(alone=True, wait=False):
@@ -186,7 +187,7 @@ def _left_behind(vault: Vault, plan: Plan, stack: contextlib.ExitStack) -> Copy 
             for folder in version.entries(COPY_NAME):
                 with contextlib.suppress(VaultError):
                     copy = objects.open_copy(folder, vault.ring, vault.header.vault)
-                    # Under an older key of the vault, a holder that was revoked may know its key.
+                    # A revoked holder may know a copy's key that an older vault key wraps.
                     vault.require_key(copy.vault_key, plan.name)
                     if (
                         found is None
@@ -201,7 +202,7 @@ def _left_behind(vault: Vault, plan: Plan, stack: contextlib.ExitStack) -> Copy 
 
 
 def _sources(plan: Plan, run: Run, progress: Progress) -> list[str]:
-    # The digest of another dataset's shard is known without reading it.
+    # The index has the digest of another dataset's shard, so no shard is read.
     known = [one.reads[2].digest if one.reads else None for one in plan.shards]
     tasks = [
         Task(number, {**plan.shards[number].order, "do": "digest", "part": part_name(number)}, [])
@@ -224,7 +225,7 @@ def _is_newest(
 
 
 def _known(before: Index, sources: list[str] | None) -> dict[int, Shard]:
-    """Shards of the version before that are made from the same, by the number of the new one."""
+    """The previous version's shards with an equal source, by the numbers of the new shards."""
     shards = {shard.source: shard for shard in before.shards}
     return {
         number: shards[source] for number, source in enumerate(sources or []) if source in shards
@@ -232,7 +233,7 @@ def _known(before: Index, sources: list[str] | None) -> dict[int, Shard]:
 
 
 def _receipts(copy: Copy, plan: Plan, sources: list[str] | None) -> dict[int, Receipt]:
-    """Of shards that are whole and as they are wanted. What else lies there is removed."""
+    """The receipts of shards that are complete and wanted. Removes all other files."""
     found: dict[int, Receipt] = {}
     wanted = hashlib.sha256(plan.recipe.encode()).hexdigest()
     for number, source in enumerate(sources or []):
@@ -252,7 +253,7 @@ def _receipts(copy: Copy, plan: Plan, sources: list[str] | None) -> dict[int, Re
         if name not in keep:
             try:
                 os.unlink(copy.folder.local / name)
-            except IsADirectoryError:  # a build makes none
+            except IsADirectoryError:  # a build makes no directories
                 remove_directory(copy.folder.local, copy.folder.local / name)
     return found
 
@@ -280,7 +281,7 @@ def _task(plan: Plan, number: int, copy: Copy, before: Stored | None, known: Sha
 
 
 def _keep(copy: Copy, plan: Plan, number: int, answer: Any) -> Receipt:
-    """Gives a finished shard its name, and writes down that it is whole."""
+    """Gives a finished shard its name, and writes its receipt."""
     written: Written = strictly(Written, answer, part_name(number), "shard")
     part = part_name(number)
     folder = copy.folder.local
@@ -305,7 +306,7 @@ def ingest(
     limits: Limits | None = None,
     bar: Bar = no_bar,
 ) -> Built:
-    """Seals the source as the next version of a dataset; nothing is done if it is the newest."""
+    """Seals the source as the next version of a dataset, unless the newest is made from it."""
     check_name(name)
     if suite is not None and suite not in SUITES:
         raise ConfigurationError(f"the suite {suite!r} is none of {', '.join(SUITES)}")
@@ -330,7 +331,7 @@ def ingest(
 
 
 def stages_of(path: Path) -> list[Stage]:
-    """The list STAGES of a Python file, which is run."""
+    """Runs a Python file and returns its list STAGES."""
     try:
         code = path.read_text()
     except (OSError, UnicodeDecodeError) as problem:
@@ -347,7 +348,7 @@ def stages_of(path: Path) -> list[Stage]:
 
 
 def arranged(stages: Sequence[Stage]) -> list[Stage]:
-    """Each behind the one that it is made of."""
+    """Sorts stages so that each comes after the stage that makes its input."""
     by_name = {stage.name: stage for stage in stages}
     if len(by_name) != len(stages):
         raise ConfigurationError("two stages have one name")
@@ -368,7 +369,7 @@ def run_stages(
     suite: str | None = None,
     bar: Bar = no_bar,
 ) -> Iterator[Built]:
-    """Makes what is not there yet, and says of each stage what it did."""
+    """Runs the stages in order, and yields for each what was built. Makes only what is missing."""
     for stage in arranged(stages):
         try:
             stored = vault.find(stage.of)
@@ -404,13 +405,13 @@ class Ancestor:
     recipe: dict[str, Any]
     inputs: list[Input]
     sources: list[str]
-    """The digest of what each shard was made from."""
+    """The digests of the shards' sources."""
 
 
 def lineage(vault: Vault, name: str, version: int | None = None) -> Iterator[Ancestor]:
-    """The dataset, and those that it was made from, back to what was ingested; each of them once.
+    """Yields a dataset and all datasets that it was made from, back to the ingested ones.
 
-    Somebody else may have sealed them: two may name each other, or one of them a name many times.
+    Each comes once. Others may have sealed them: two datasets may even name each other as inputs.
     """
     waiting: list[tuple[str, int | None]] = [(name, version)]
     seen: set[tuple[str, int]] = set()
@@ -428,7 +429,7 @@ def lineage(vault: Vault, name: str, version: int | None = None) -> Iterator[Anc
 
 
 def _recipe(index: Index, whose: str) -> dict[str, Any]:
-    """How it was made, in one of the two forms that this package writes."""
+    """The recipe of a dataset. Raises NotAVault if it has no form that this package writes."""
     try:
         recipe: Any = read_json(index.recipe.encode())
         if "ingest" in recipe:

@@ -1,4 +1,7 @@
-"""Datasets as torch.utils.data has them: by number, and as a stream that any world continues."""
+"""Datasets for torch.utils.data: read by number, or as a stream.
+
+A saved stream can go on with another number of ranks.
+"""
 
 from __future__ import annotations
 
@@ -30,21 +33,23 @@ from sealring.vault.datasets.shards import Shard, ShardReader
 from sealring.vault.vault import Vault
 
 BLOCK: Final = 1 << 14
-"""Samples that are shuffled among each other."""
+"""The number of samples in a block. Samples are shuffled within blocks."""
 _AHEAD_BYTES: Final = 64 << 20
-"""A whole block of windows of 1,024 tokens, so that its chunks are read once."""
+"""The most bytes read at once: a whole block of windows of 1,024 tokens, so that each chunk is read
+once."""
 _WORKERS: Final = 1024
-"""Of a loader, that are told apart."""
+"""The most workers of a loader whose states are kept apart."""
 _STATE: Final = ("epoch", "position", "seed", "block", "data")
 
 
 class Dataset(Closable, TorchDataset[Any]):
-    """A dataset of a vault, by number.
+    """A dataset of a vault, whose items are read by number.
 
-    `length`: items are that many tokens, packed from the samples of a shard; the last of a shard is
-    filled up with `pad`. `documents` adds which sample each token is of. `threads` open the chunks
-    of one read; 0: one for each CPU. `close()` wipes the keys of its shards in this process; a
-    worker that a loader has started has its own until it ends.
+    With `length`, an item is that many tokens, packed from the samples of a shard. The last item of
+    a shard is filled up with `pad`. `documents` adds the number of the sample to which each token
+    belongs. `threads` is how many threads open the chunks of one read; 0 means one for each CPU.
+    `close()` wipes the shards' keys in this process. A loader's worker keeps its own keys until it
+    ends.
     """
 
     def __init__(
@@ -92,12 +97,12 @@ class Dataset(Closable, TorchDataset[Any]):
         return self._opened.reader(number)
 
     def new_reader(self, number: int) -> ShardReader:
-        """A shard of the caller's own, which the caller closes: another thread may read it."""
+        """Opens a shard that the caller closes. Another thread may read it."""
         self.require_open()
         return self._opened.new_reader(number)
 
     def form(self) -> Form:
-        """How a GPU makes items from the shards' bytes. Unsupported if it cannot."""
+        """How a GPU makes items from the shards' bytes. Raises Unsupported if it cannot."""
         self.require_open()
         self._opened.require_suite_for_gpus()
         found = self.view.form()
@@ -112,7 +117,7 @@ class Dataset(Closable, TorchDataset[Any]):
         return self.__getitems__([number])[0]
 
     def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
-        """Several at once, which torch's DataLoader asks for: each chunk is opened once."""
+        """Reads several items at once, as torch's DataLoader asks. Opens each chunk once."""
         self.require_open()
         wanted = np.asarray(numbers, dtype=np.int64)
         wanted = np.where(wanted < 0, wanted + len(self), wanted)
@@ -128,7 +133,7 @@ class Dataset(Closable, TorchDataset[Any]):
         return found if self._transform is None else [self._transform(one) for one in found]
 
     def fetch_rows(self, shards: Numbers, inside: Numbers) -> Rows | None:
-        """The same items, from which batches are cut; None where they are not of one size."""
+        """Like `fetch`, as rows from which batches are cut; None if items differ in size."""
         self.require_open()
         if not isinstance(self.view, Windows) or self._transform is not None:
             return None
@@ -139,12 +144,12 @@ class Dataset(Closable, TorchDataset[Any]):
 
 
 class Stream(IterableDataset[Any]):
-    """Batches of one or several datasets, in one order for every number of ranks and workers.
+    """Batches of one or several datasets. Their order is independent of ranks and workers.
 
-    Five numbers say where it stands, after each step of all ranks: `state_dict`. Rank r of w takes
-    every w-th item. The last batch of an epoch is filled up with the first items of the next one,
-    so that all ranks have the same number of batches and each item comes once in each epoch.
-    Without `batch_size` it gives single items; else `collate`, or torch's, makes batches of them.
+    `state_dict` is five numbers that say where the stream stands after a step of all ranks. Rank r
+    of w takes every w-th item. The last batch of an epoch is filled up with the first items of the
+    next epoch. So all ranks have equally many batches, and each item comes once in each epoch.
+    Without `batch_size` it gives single items; else `collate`, or torch's collate, makes batches.
     """
 
     def __init__(
@@ -165,7 +170,7 @@ class Stream(IterableDataset[Any]):
             raise ConfigurationError("a stream has at least one dataset")
         for dataset in self.datasets:
             dataset.require_open()
-        # Numbers of numpy or torch, as Python's: the order and the state come from how they look.
+        # Makes Python integers of numpy's or torch's: the order is derived from their text.
         seed, block = int(index(seed)), int(index(block))
         self._weights = [1.0] * len(self.datasets) if weights is None else [*map(float, weights)]
         if len(self._weights) != len(self.datasets):
@@ -179,17 +184,18 @@ class Stream(IterableDataset[Any]):
             raise ConfigurationError(f"rank {self._rank} is none of a world of {self._world}")
         self._collate = (collate or default_collate) if batch_size is not None else None
         self.batch = batch_size or 1
-        """Items of one step of a rank."""
+        """The number of items in one step of a rank."""
         self._own_collate = collate is not None
         self.absolute = 0
-        """Items that all ranks together have had, of all epochs."""
+        """The number of items that all ranks together have had, in all epochs."""
         self._aligned = 0
-        """Where the steps of this number of ranks began."""
+        """The position at which the steps of this number of ranks began."""
         self._finished = RawArray("q", [-1] * _WORKERS)
-        """Of each worker: where the epoch began whose share it has read to its end; shared with
-        them. Each looks at its own: another one may have ended before it has begun."""
+        """Shared memory of the workers. For each, the position at which it began the epoch whose
+        share it has read to the end. Each worker reads only its own entry, since another worker may
+        have ended before this one begins."""
         self._epoch: int | None = None
-        """In a worker, the one that it reads; it may have had its share of it already."""
+        """In a worker, the epoch that it reads. It may have read its whole share already."""
         self._arrange(seed, block if shuffle else 0)
 
     def _arrange(self, seed: int, block: int) -> None:
@@ -201,7 +207,7 @@ class Stream(IterableDataset[Any]):
         self._data = int(self._digest[:14], 16)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For spawned workers; the mixture is made again there."""
+        """Leaves the mixture out: a spawned worker makes it again."""
         return {name: value for name, value in self.__dict__.items() if name != "_mixture"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -212,11 +218,11 @@ class Stream(IterableDataset[Any]):
 
     @property
     def batched(self) -> bool:
-        """Whether a step gives a batch, and not one item."""
+        """Whether a step gives a batch instead of a single item."""
         return self._collate is not None
 
     def forms(self) -> list[Form]:
-        """How a GPU makes the batches, of each dataset. Unsupported if it cannot."""
+        """How a GPU makes the batches of each dataset. Raises Unsupported if it cannot."""
         found = [dataset.form() for dataset in self.datasets]
         if self._own_collate:
             raise Unsupported("collate= is called by the CPU: apply it to the opened batches")
@@ -233,11 +239,14 @@ class Stream(IterableDataset[Any]):
 
     @property
     def step(self) -> int:
-        """Items of one step of all ranks."""
+        """The number of items in one step of all ranks."""
         return self.batch * self._world
 
     def advance_to(self, absolute: int) -> None:
-        """All ranks have had the items before; what this one had is recorded with the run."""
+        """Moves the stream on: all ranks have had the items before this position.
+
+        Outside a loader's worker this also records which of them this rank had.
+        """
         if get_worker_info() is None:
             self._note(self.absolute, absolute)
         self.absolute = absolute
@@ -251,7 +260,7 @@ class Stream(IterableDataset[Any]):
         while first < end:
             epoch, start = divmod(first, length)
             stop = min(length, start + end - first)
-            # Of each `world` items this rank's own one; the first of them may lie before `first`.
+            # This rank has one of each `world` items; its first one may lie before `first`.
             offset = (self._rank - (first - self._aligned)) % self._world
             share = Share(self._world, offset, 1)
             for notes in run_notes.all():
@@ -292,11 +301,11 @@ class Stream(IterableDataset[Any]):
     # ---- items -----------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Batches that this rank has until the end of the epoch."""
+        """How many batches this rank has until the end of the epoch."""
         return (self._finish() - self.absolute) // self.step
 
     def _finish(self) -> int:
-        """Where the epoch has ended: the first step that begins behind it."""
+        """The position at which the next epoch's first step begins."""
         epoch = self.absolute // self._mixture.length if self._epoch is None else self._epoch
         end = (epoch + 1) * self._mixture.length
         return end + (self.absolute - end) % self.step
@@ -319,7 +328,7 @@ class Stream(IterableDataset[Any]):
             numbers = range(first, steps, workers)
             numbers = numbers[: self.together(base + first * self.step, workers)]
             for number, batch in zip(numbers, self._batches(base, numbers), strict=True):
-                # In a worker this leaves out what the workers before it have of this round.
+                # In a worker this does not count the batches of lower-numbered workers this round.
                 self.advance_to(base + (number - mine + workers) * self.step)
                 yield batch
             first = numbers[-1] + workers
@@ -328,7 +337,7 @@ class Stream(IterableDataset[Any]):
         self.absolute, self._epoch = finish, None
 
     def together(self, position: int, workers: int) -> int:
-        """Batches to read at once: up to the end of the block, within a bound on memory."""
+        """How many batches to read at once: up to the end of the block, within a memory bound."""
         inside = position % self._mixture.length
         left = self._block - inside % self._block if self._block else BLOCK
         each = max(one.bytes // max(1, len(one)) for one in self.datasets)
@@ -336,13 +345,13 @@ class Stream(IterableDataset[Any]):
         return max(1, min(math.ceil(left / (self.step * workers)), bound))
 
     def located(self, base: int, numbers: range) -> tuple[Numbers, Numbers, Numbers]:
-        """The dataset, the shard and the number in it, of this rank's items of these steps."""
+        """This rank's items of these steps: each one's dataset, shard and number in the shard."""
         steps = np.asarray(numbers, dtype=np.int64)[:, None] * self.batch
         places = (steps + np.arange(self.batch, dtype=np.int64)) * self._world + self._rank + base
         return self._mixture.locate(places.reshape(-1))
 
     def _batches(self, base: int, numbers: range) -> Iterator[Any]:
-        """This rank's part of these steps, read at once."""
+        """Reads this rank's batches of these steps at once, and yields them."""
         sources, shards, inside = self.located(base, numbers)
         firsts = range(0, len(sources), self.batch)
         rows = None
@@ -367,7 +376,7 @@ class Stream(IterableDataset[Any]):
 
 
 class Loader(DataLoader[Any]):
-    """A stream read by workers. Its state is that of the batches that were taken out of it."""
+    """Reads a stream with workers. Its state counts only batches that the caller has taken."""
 
     def __init__(self, stream: Stream, *, num_workers: int = 0, **options: Any) -> None:
         if options.get("persistent_workers") or options.get("batch_size") is not None:

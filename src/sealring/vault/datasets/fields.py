@@ -1,7 +1,8 @@
-"""What a sample consists of, and its bytes in a shard.
+"""The fields of a sample, and a sample's bytes in a shard.
 
-A sample of one field is that field's value alone. One of several fields begins with the size of
-each value (uint32, little-endian), and the values follow. 0xFFFFFFFF stands for a missing value.
+A sample with one field consists of that field's value. A sample with several fields begins with the
+size of each value (uint32, little-endian); the values follow. The size 0xFFFFFFFF stands for a
+missing value.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _TYPES: Final = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32"
 class Field:
     name: str
     kind: str
-    """bytes, text, json, int64, float64, bool, files, or array: and an element type."""
+    """bytes, text, json, int64, float64, bool, files, or `array:` followed by an element type."""
 
     def __post_init__(self) -> None:
         dtype = self.kind.removeprefix(_ARRAY)
@@ -53,7 +54,7 @@ class Field:
 
     @property
     def dtype(self) -> np.dtype[Any] | None:
-        """Of an array's elements, which are little-endian; None for other kinds."""
+        """The type of an array's elements, little-endian; None for other kinds."""
         if not self.kind.startswith(_ARRAY):
             return None
         return np.dtype(self.kind.removeprefix(_ARRAY)).newbyteorder("<")
@@ -66,11 +67,11 @@ def fields_of(kinds: dict[str, str]) -> list[Field]:
 
 
 class JsonText(bytes):
-    """A JSON value as it was read, found to be one."""
+    """The text of a JSON value, which was checked when it was read."""
 
 
 def _bytes(value: Any) -> bytes:
-    if isinstance(value, int):  # Python would make so many zeros of it
+    if isinstance(value, int):  # bytes(5) would be five zeros
         raise TypeError("it is a number, and no bytes")
     return bytes(value)
 
@@ -102,7 +103,7 @@ def _json(value: Any) -> bytes:
 
 
 def _as_text(value: Any) -> str:
-    """Of dates, decimals and the like. Of others another value would come back."""
+    """The text of a date, a decimal and the like. Other types are refused: text would not do."""
     if isinstance(value, date | time | timedelta | Decimal | UUID):
         return str(value)
     raise TypeError(f"JSON has no {type(value).__name__}")
@@ -129,7 +130,7 @@ _DECODERS: Final[dict[str, Callable[[memoryview], Any]]] = {
 
 
 def encoder(fields: Sequence[Field]) -> Callable[[Any], bytes]:
-    """From a sample to its bytes. A value that does not fit its field is BadSource."""
+    """A function from a sample to its bytes. It raises BadSource if a value does not fit."""
     kinds = [(field.name, _encoder(field)) for field in fields]
 
     def one(name: str, encode: Callable[[Any], bytes], sample: dict[str, Any]) -> bytes | None:
@@ -158,12 +159,12 @@ def encoder(fields: Sequence[Field]) -> Callable[[Any], bytes]:
 
 
 def is_json(fields: Sequence[Field]) -> bool:
-    """Whether a sample is one JSON value, and no dict of fields."""
+    """Whether a sample is a single JSON value instead of a dict of fields."""
     return [field.kind for field in fields] == ["json"]
 
 
 def decoder(fields: Sequence[Field]) -> Callable[[memoryview], Any]:
-    """From a sample's bytes to a dict of its fields, or to the JSON value that it is."""
+    """A function from a sample's bytes to a dict of its fields, or to its single JSON value."""
     kinds = [(field.name, _decoder(field)) for field in fields]
     if len(kinds) == 1:
         name, decode = kinds[0]
@@ -197,22 +198,25 @@ def _decoder(field: Field) -> Callable[[memoryview], Any]:
     dtype = field.dtype
     if dtype is None:
         return _DECODERS[field.kind]
-    # A copy: the buffer that it was read into is used again.
+    # A copy, because the read buffer is used again.
     return lambda value: np.frombuffer(value, dtype).copy()
 
 
 # ---- numbers as an array, with the same bytes on every CPU ---------------------------------------
 # Two conversions differ between CPUs. A float outside an integer type's range becomes the nearest
-# integer of that type on aarch64 and any other on x86_64, and a NaN keeps other bits. numpy makes
-# floats of a list of large integers. So integers stay integers here, a float's range is checked
-# before its cast, and every NaN that is converted becomes the same one.
+# integer of that type on aarch64, and another integer on x86_64. A converted NaN has other bits.
+# Besides, numpy makes floats of a list of large integers. So here integers stay integers, a float's
+# range is checked before its cast, and every converted NaN becomes the same NaN.
 
 
 def as_array(value: Any, dtype: np.dtype[Any]) -> Array:
-    """Integers are kept; floats may be rounded to another float type. Else ValueError."""
+    """Converts numbers to an array of this type. Integers stay exact; floats may be rounded.
+
+    Raises ValueError if a number does not fit.
+    """
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return _from_elements(value, dtype)
-    given = np.asarray(value)  # it has a type of its own, or it is refused below
+    given = np.asarray(value)  # a value without a numeric type is refused below
     if given.ndim != 1:
         raise ValueError(f"it has {given.ndim} dimensions and not one")
     return _converted(given, dtype)
@@ -233,12 +237,13 @@ def _from_elements(values: Sequence[Any], dtype: np.dtype[Any]) -> Array:
         return _converted(given, dtype)
     if len(values) == 1:
         raise _unfit(dtype)
-    # Integers beside floats, or below 0 beside above 2^63: no type of numpy holds them all exactly.
+    # Integers and floats together, or negative integers and integers above 2^63: no numpy type
+    # holds all of them exactly.
     return np.concatenate([_from_elements([one], dtype) for one in values])
 
 
 def _integers(values: list[int]) -> Array | None:
-    """None if they fit neither int64 nor uint64."""
+    """An array of int64 or uint64; None if neither type holds all values."""
     least, most = min(values), max(values)
     for dtype in (np.int64, np.uint64):
         bounds = np.iinfo(dtype)
@@ -282,10 +287,10 @@ def _rounded(given: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def _truncated(given: Array, dtype: np.dtype[Any]) -> Array:
-    """Floats that are integers of this type already."""
+    """Converts floats to this integer type. Raises ValueError unless each is such an integer."""
     wide = given.astype(np.float64)
     bounds = np.iinfo(dtype)
-    # The ends are powers of two or 0, so exact as floats; the largest integer itself need not be.
+    # Both bounds are powers of two or 0, so they are exact as floats; bounds.max may not be.
     inside = (wide >= float(bounds.min)) & (wide < float(bounds.max + 1))
     if not bool((inside & (np.trunc(wide) == wide)).all()):
         raise _unfit(dtype)

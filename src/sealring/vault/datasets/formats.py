@@ -1,7 +1,7 @@
-"""The forms that data come in, each as units of work and as samples of a unit.
+"""The file formats that can be ingested. Each divides files into units and reads a unit's samples.
 
-A unit is planned from names and sizes. An attacker may have written the files: what a file says
-about itself is checked before memory is taken for it.
+Units are planned from names and sizes. An attacker may have written the files: the sizes that a
+file states are checked before memory is allocated for them.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _BLOCK: Final = 1 << 20
 @dataclass(frozen=True, slots=True)
 class Limits:
     shard: int = SHARD_BYTES
-    """Bytes of the source that one shard is made of, about."""
+    """About how many bytes of the source go into one shard."""
     sample: int = LARGEST_SAMPLE
-    """A larger sample is refused."""
+    """The largest sample in bytes; a larger one is refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What one shard is made from. The order is JSON: another process may carry it out."""
+    """The source of one shard. Its order is JSON, because another process may carry it out."""
 
     order: dict[str, Any]
     bytes: int
@@ -55,12 +55,12 @@ class Unit:
 class SourceFile:
     path: Path
     inside: str
-    """Its path in the folder that is ingested; its name if it is ingested alone."""
+    """The file's path in the ingested folder; its name if it is ingested alone."""
     size: int
 
 
 def source_files(source: Path) -> list[SourceFile]:
-    """In the order of their paths. Names that begin with a dot are left out."""
+    """The files to ingest, sorted by path. Names that begin with a dot are left out."""
     found = []
     for path, inside in files_below(source):
         hidden = any(part.startswith(".") for part in inside.split("/"))
@@ -80,7 +80,7 @@ def too_large(what: object, size: int, limit: int) -> BadSource:
 
 @contextlib.contextmanager
 def parsing(name: object, form: str) -> Iterator[None]:
-    """Parsers of other projects raise anything at a file that an attacker made: it is BadSource."""
+    """Turns any error of another project's parser into BadSource: a hostile file may cause any."""
     try:
         yield
     except SealringError:
@@ -91,7 +91,7 @@ def parsing(name: object, form: str) -> Iterator[None]:
 
 
 def range_digest(file: BinaryIO, ranges: Iterator[tuple[int, int]], about: bytes = b"") -> str:
-    """SHA-256 of what is known of the bytes, and of the bytes from `start` to `stop`."""
+    """SHA-256 of `about`, which describes the bytes, and of the bytes in the ranges."""
     digest = hashlib.sha256(len(about).to_bytes(8, "big") + about)
     for start, stop in ranges:
         file.seek(start)
@@ -126,10 +126,10 @@ class Format(Protocol):
     ) -> Iterator[Unit]: ...
 
     def digest(self, order: Order, watched: Watched, limits: Limits) -> str:
-        """Of the bytes that the unit is made from."""
+        """The digest of the bytes that the unit is made from."""
 
     def samples(self, order: Order, watched: Watched, limits: Limits) -> Iterator[Any]:
-        """As the fields' encoder takes them."""
+        """The unit's samples, in the form that the fields' encoder takes."""
 
 
 class JsonLines:
@@ -173,7 +173,7 @@ class JsonLines:
 
 
 def _whole_lines(file: BinaryIO, order: Order, limits: Limits) -> tuple[int, int]:
-    """From the first line that begins in the range, to the end of the last one that does."""
+    """The range from the first line that begins in the order's range to the end of the last."""
     return (
         _line_start(file, order["start"], limits),
         _line_start(file, order["stop"], limits),
@@ -181,7 +181,7 @@ def _whole_lines(file: BinaryIO, order: Order, limits: Limits) -> tuple[int, int
 
 
 def _line_start(file: BinaryIO, at: int, limits: Limits) -> int:
-    """The first byte of a line, from `at` on."""
+    """Where the first line begins that does not begin before `at`."""
     if at == 0:
         return 0
     file.seek(at - 1)
@@ -199,7 +199,7 @@ def _too_long(file: BinaryIO, at: int, limits: Limits) -> BadSource:
 
 
 class Tars:
-    """WebDataset: files of one name up to the first dot, one behind the other, are a sample."""
+    """WebDataset: neighbouring files with equal names up to the first dot form a sample."""
 
     suffixes = (".tar",)
 
@@ -242,7 +242,7 @@ class Tars:
 
 
 class _Bounded:
-    """A file from which no more is read at once than a sample may have."""
+    """A file of which one read gives no more bytes than the largest sample has."""
 
     def __init__(self, file: BinaryIO, largest: int) -> None:
         self._file, self._largest = file, largest
@@ -263,7 +263,7 @@ def _members(file: BinaryIO, limits: Limits) -> Iterator[tuple[str, bytes]]:
         tarfile.open(fileobj=bounded, mode="r:") as archive,
     ):
         for member in archive:
-            archive.members = []  # type: ignore[attr-defined]  # it keeps all that it has read
+            archive.members = []  # type: ignore[attr-defined]  # tarfile would keep all members
             where = f"{file.name}: {member.name[:200]!r}"
             if member.isdir():
                 continue
@@ -287,7 +287,7 @@ def _members(file: BinaryIO, limits: Limits) -> Iterator[tuple[str, bytes]]:
 
 
 def _check_end(file: Any, at: int) -> None:
-    """Nothing is behind the last file: tarfile takes a damaged header for the archive's end."""
+    """Raises BadSource if data follow the last file: tarfile takes a damaged header for the end."""
     file.seek(at)
     while block := file.read(1 << 20):
         if block.count(0) != len(block):
@@ -298,7 +298,7 @@ def _check_end(file: Any, at: int) -> None:
 
 
 class Images:
-    """A folder of images; the folder directly below it is the label."""
+    """A folder of images. The name of the folder directly below it is an image's label."""
 
     suffixes = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 
@@ -344,7 +344,10 @@ def _label(inside: str) -> str:
 
 
 class Tokens:
-    """Raw tokens: .npy of one dimension, or .bin without a header, whose type is named."""
+    """Raw tokens: .npy files of one dimension, or .bin files without a header.
+
+    The caller must name the type of .bin files.
+    """
 
     suffixes = (".bin", ".npy")
     types: Final = ("uint16", "uint32")
@@ -371,7 +374,7 @@ class Tokens:
                 yield Unit(order, last - first)
 
     def _layout(self, file: SourceFile, dtype: str | None) -> tuple[str, int]:
-        """The tokens' type, and where the first one is."""
+        """The tokens' type, and the byte at which the first token begins."""
         if file.path.suffix == ".bin":
             if dtype not in self.types:
                 raise ConfigurationError(
@@ -428,10 +431,10 @@ def pyarrow(module: str) -> Any:
 
 @contextlib.contextmanager
 def readable(file: BinaryIO, strings: list[str] | None = None) -> Iterator[Any]:
-    """pyarrow's view of the file. What it cannot read is BadSource.
+    """Opens a file with pyarrow. Raises BadSource if pyarrow cannot read it.
 
-    `strings`: columns whose values stay in a dictionary. A few bytes can stand for a million
-    copies of a long string, which would else all be made at once.
+    `strings`: columns whose values stay in a dictionary. A few bytes can stand for a million copies
+    of a long string; without the dictionary pyarrow would make all copies at once.
     """
     parquet = pyarrow("pyarrow.parquet")
     with parsing(file.name, "Parquet"), parquet.ParquetFile(
@@ -487,7 +490,7 @@ class Parquet:
                     for number in range(order["first"], order["stop"])
                     for column in range(opened.metadata.num_columns)
                 ]
-            with watched.open(order["path"]) as again:  # pyarrow has closed the other
+            with watched.open(order["path"]) as again:  # pyarrow has closed the first file
                 text = json.dumps(about, default=str, sort_keys=True).encode()
                 return range_digest(again, iter(ranges), text)
 
@@ -504,7 +507,7 @@ class Parquet:
 
 
 def _strings(opened: Any) -> list[str]:
-    """Paths of the columns that hold text or bytes, also inside lists and structs."""
+    """The paths of columns that hold text or bytes, also inside lists and structs."""
     columns = [opened.schema.column(number) for number in range(len(opened.schema))]
     return [
         one.path
@@ -514,7 +517,7 @@ def _strings(opened: Any) -> list[str]:
 
 
 def _unfolded(column: Any) -> int:
-    """Bytes of text that a column's dictionaries stand for, also inside lists and structs."""
+    """How many bytes of text a column's dictionaries stand for, also inside lists and structs."""
     types, compute = pyarrow("pyarrow.types"), pyarrow("pyarrow.compute")
     if types.is_dictionary(column.type):
         lengths = compute.binary_length(column.dictionary).take(column.indices)
@@ -564,7 +567,7 @@ def _values(column: Any, kind: str) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _folded(watched: Watched, path: str) -> Iterator[tuple[BinaryIO, Any]]:
-    """The file, with all texts left in their dictionaries."""
+    """Opens a file so that all texts stay in their dictionaries: see `readable`."""
     with watched.open(path) as file, readable(file) as opened:
         strings = _strings(opened)
     with watched.open(path) as file, readable(file, strings) as opened:
@@ -572,7 +575,7 @@ def _folded(watched: Watched, path: str) -> Iterator[tuple[BinaryIO, Any]]:
 
 
 def _batches(opened: Any, groups: list[int], file: BinaryIO) -> Iterator[Any]:
-    """Rows of these groups, as long as they do not become too much. See `readable`."""
+    """Yields the rows of these groups. Raises BadSource if they become too large in memory."""
     left = max(
         SMALL_ROW_GROUP,
         LARGEST_EXPANSION
@@ -586,7 +589,7 @@ def _batches(opened: Any, groups: list[int], file: BinaryIO) -> Iterator[Any]:
 
 
 def _checked_size(group: Any, source: Any, number: int) -> int:
-    """Bytes of a row group in the file, if what it says of itself is possible."""
+    """The bytes of a row group in the file. Raises BadSource if its stated sizes are impossible."""
     compressed = sum(group.column(one).total_compressed_size for one in range(group.num_columns))
     plain = sum(group.column(one).total_uncompressed_size for one in range(group.num_columns))
     name = source.path if isinstance(source, SourceFile) else source.name
@@ -621,7 +624,7 @@ FORMATS: Final[dict[str, Format]] = {
 
 
 def format_of(files: Sequence[SourceFile], name: str | None) -> str:
-    """The one that is named, or that all files' endings say."""
+    """The format of all files, by their endings. If `name` is given, it must be that format."""
     if name is not None and name not in FORMATS:
         raise ConfigurationError(f"--format {name}: it is one of {', '.join(FORMATS)}")
     endings = {ending: one for one, form in FORMATS.items() for ending in form.suffixes}

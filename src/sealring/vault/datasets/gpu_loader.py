@@ -1,4 +1,4 @@
-"""A stream's batches, opened by a GPU: the order of `Stream`, on the way of `GpuBatches`."""
+"""Reads a stream's batches in the order of `Stream`, and opens them on a GPU with `GpuBatches`."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from sealring.vault.gpu_batches import (
 
 
 class GpuLoader(Closable):
-    """A stream whose batches are opened on a GPU, while the ones before are computed with.
+    """Opens a stream's batches on a GPU while the caller computes with earlier ones.
 
-    Batches that lie in one block are read and opened together, up to 64 MiB; `ahead` says how many
-    of these groups are under way. The batches are those of `Loader`, in the GPU's memory. The state
-    is the same five numbers, after the batches that were taken out. A new iteration ends the one
-    before. `close()` overwrites its keys, also those in the GPU's memory, and leaves the stream and
-    its datasets open.
+    Batches of one block are read and opened together, up to 64 MiB. `ahead` is how many of these
+    groups are opened ahead. The batches equal those of `Loader` and are in the GPU's memory. The
+    state is the stream's five numbers, and counts the batches that the caller has taken. A new
+    iteration ends the previous one. `close()` overwrites the keys, also in the GPU's memory, and
+    leaves the stream and its datasets open.
     """
 
     _what, _instead = "the loader", "make a new one"
@@ -55,7 +55,7 @@ class GpuLoader(Closable):
         self._opener = self.make_opener(torch.device(device), self._files)
         self._batches = GpuBatches(self._opener, self._files, ahead=ahead)
         self.seconds = self._batches.seconds
-        """Where the time of its iterations went."""
+        """Where the time of the iterations went."""
 
     def make_opener(self, device: torch.device, files: SealedParts) -> Opener:
         return CudaOpener(device, files)
@@ -115,13 +115,13 @@ class GpuLoader(Closable):
     def _planned(
         self, base: int, steps: int, beside: deque[dict[str, Numbers]]
     ) -> Iterator[Samples]:
-        """Samples of several steps at once, because a chunk that they share is then opened once."""
+        """Yields the samples of several steps together, so that a shared chunk is opened once."""
         first = 0
         while first < steps:
             count = self._stream.together(base + first * self._stream.step, 1)
             numbers = range(first, min(first + count, steps))
             first = numbers.stop
-            self._files.trim()  # what was planned before has been read
+            self._files.trim()  # the batches planned before have been read
             samples, rows = self._located(base, numbers)
             beside.append(rows)
             yield samples
@@ -142,7 +142,7 @@ class GpuLoader(Closable):
 
 
 class _Shards:
-    """The shards of all datasets, numbered in their order. Used by one thread."""
+    """The shards of all datasets, numbered in order. Only one thread uses this object."""
 
     def __init__(self, datasets: Sequence[Dataset]) -> None:
         self._datasets = datasets
@@ -175,7 +175,7 @@ class _Shards:
         return dataset, number - (int(self._ends[source]) - len(dataset.shards))
 
     def trim(self) -> None:
-        """Closes what was not used for longest. Not while a batch is read: it may need them all."""
+        """Closes the least recently used shards. Never call it while a batch is read."""
         self._open.trim()
 
     def close(self) -> None:

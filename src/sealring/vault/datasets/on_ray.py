@@ -1,8 +1,8 @@
-"""The orders for shards on a Ray cluster, as a Ray Data job.
+"""Carries out the orders for shards on a Ray cluster, as a Ray Data job.
 
-Ray writes what it sends to its object store and log. So it is given no key: each of its workers
-opens the vault itself, with the key file at that path on its machine or by attesting to the broker.
-The vault's directory and the source must be at the same path on all machines.
+Ray writes what it sends to its object store and log, so it is given no key. Each Ray worker opens
+the vault itself: with the key file at the same path on its machine, or by attesting to the broker.
+The vault's directory and the source must have the same paths on all machines.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sealring.vault.vault import Vault
 
 @dataclass(frozen=True, slots=True)
 class VaultReference:
-    """Where a vault is and what opens it; no secret."""
+    """Where a vault is and what opens it, without any secret."""
 
     path: str
     id: str
@@ -46,7 +46,7 @@ class VaultReference:
 
 
 class OnRay:
-    """A `Run`: connects to the cluster of RAY_ADDRESS, or starts one on this machine."""
+    """A `Run` on the Ray cluster at RAY_ADDRESS; starts one on this machine if that is not set."""
 
     def __init__(self, vault: VaultReference) -> None:
         self._vault = vault
@@ -85,7 +85,7 @@ class OnRay:
 
 
 def _carry_out(vault: VaultReference, row: dict[str, Any]) -> dict[str, Any]:
-    """In a worker of Ray's."""
+    """Runs in a Ray worker: carries out one order."""
     order = read_json(row["order"])
     done = 0
 
@@ -117,5 +117,5 @@ def _keys(reference: VaultReference, order: dict[str, Any]) -> list[_native.Secr
 
 @lru_cache(maxsize=1)
 def _opened(reference: VaultReference) -> Vault:
-    """Once for each process: a worker attests once."""
+    """Opens the vault once in a process, so that a worker attests only once."""
     return reference.open()

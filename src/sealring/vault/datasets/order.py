@@ -1,8 +1,8 @@
-"""In which order samples come: a pure function of a seed, the position and the shards' sizes.
+"""The order of samples: a pure function of a seed, the position and the shards' sizes.
 
-Ranks, data-loader workers and machines are not part of it. Random numbers are Philox4x64 under a
-key that SHA-256 derives, and a permutation is a stable sort of them: both are fixed for good. The
-shuffles of numpy and torch may change with a release.
+It does not depend on ranks, data-loader workers or machines. Random numbers come from Philox4x64
+with a key derived by SHA-256. A permutation is a stable sort of them. Both are fixed for ever,
+while the shuffles of numpy and torch may change with a release.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import numpy.typing as npt
 from sealring.errors import ConfigurationError
 
 MIXED: Final = 1024
-"""Samples in which each dataset of a mixture has its share exactly."""
+"""Each dataset of a mixture has its exact share in every block of this many samples."""
 Numbers = npt.NDArray[np.int64]
 
 
 def permutation(count: int, *what: int | str) -> Numbers:
-    """Of 0 .. count - 1, for this purpose."""
+    """A permutation of 0 to count - 1. `what` names its purpose; other purposes give others."""
     digest = hashlib.sha256(repr(("sealring order 1", *what)).encode()).digest()
     key = np.frombuffer(digest[:16], dtype="<u8").astype(np.uint64)
     drawn = np.random.Philox(key=key).random_raw(count)
@@ -33,16 +33,16 @@ def permutation(count: int, *what: int | str) -> Numbers:
 
 
 def _distinct(numbers: Numbers) -> list[int]:
-    """Of numbers that come in runs of equal ones: only the first of each run is sorted."""
+    """The distinct numbers, sorted. Fast for runs of equal numbers: it sorts one of each run."""
     firsts = np.flatnonzero(np.diff(numbers)) + 1
     found: list[int] = np.unique(np.append(numbers[:1], numbers[firsts])).tolist()
     return found
 
 
 class ShardOrder:
-    """The order of one dataset: shards are permuted, then samples within blocks of them.
+    """The order of one dataset: permutes the shards, then the samples within blocks.
 
-    A block lies in one or a few shards, so what is read together lies together.
+    A block lies in one or a few shards, so samples that are read together lie together.
     """
 
     def __init__(self, sizes: Sequence[int], seed: int, block: int) -> None:
@@ -55,7 +55,7 @@ class ShardOrder:
         self._within = lru_cache(maxsize=4)(self._within_of)
 
     def locate(self, positions: Numbers) -> tuple[Numbers, Numbers]:
-        """For positions of all epochs, one behind the other: the shard, and the number in it."""
+        """The shard of each position, and the number in it. Positions count on through epochs."""
         shards, numbers = np.empty_like(positions), np.empty_like(positions)
         epochs = positions // self.length
         for epoch in _distinct(epochs):
@@ -91,7 +91,7 @@ class ShardOrder:
 
 
 class Mixture:
-    """Several datasets, each with its share of every 1024 samples and an order of its own."""
+    """Several datasets, each with its share of every 1024 samples and its own order."""
 
     def __init__(
         self, sizes: Sequence[Sequence[int]], weights: Sequence[float], seed: int, block: int
@@ -103,7 +103,7 @@ class Mixture:
         self._slots = lru_cache(maxsize=8)(self._slots_of)
 
     def locate(self, positions: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-        """The dataset, the shard and the number in it."""
+        """For each position the dataset, the shard and the number in the shard."""
         if len(self.orders) == 1:
             return np.zeros_like(positions), *self.orders[0].locate(positions)
         sources, inside = np.empty_like(positions), np.empty_like(positions)
@@ -121,7 +121,7 @@ class Mixture:
         return sources, shards, numbers
 
     def _slots_of(self, block: int) -> tuple[Numbers, Numbers]:
-        """For each of the 1024 slots: whose it is, and how many of the same come before it."""
+        """For each of the 1024 slots: its dataset, and how many slots of it come before."""
         owners = np.repeat(np.arange(len(self._shares), dtype=np.int64), self._shares)
         owners = owners[permutation(MIXED, "mixture", self._seed, block)]
         ranks = np.empty(MIXED, dtype=np.int64)
@@ -132,10 +132,10 @@ class Mixture:
 
 
 def shares(weights: Sequence[float]) -> Numbers:
-    """Of 1024 samples, by the largest remainders."""
+    """Each dataset's number of samples in 1024, by the method of largest remainders."""
     if not all(math.isfinite(one) and one > 0 for one in weights):
         raise ConfigurationError("each weight of a mixture is a number above 0")
-    # As fractions: how a sum of floats is rounded depends on the order in which a CPU adds them.
+    # Fractions, because the rounding of a sum of floats depends on the order of the additions.
     given = [Fraction(float(one)) for one in weights]
     exact = [one * MIXED / sum(given) for one in given]
     counts = [math.floor(one) for one in exact]

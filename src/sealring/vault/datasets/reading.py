@@ -1,4 +1,4 @@
-"""A dataset that is open: any samples of any shards, in few reads."""
+"""Reads any items of an open dataset's shards, in few reads."""
 
 from __future__ import annotations
 
@@ -32,52 +32,53 @@ _DOCUMENT: Final = "document"
 
 
 class Form(NamedTuple):
-    """What a batch of items is as one tensor, which has a row for each."""
+    """The form of a batch of items as one tensor with one row for each item."""
 
     name: str
     dtype: str
-    """Of the tensor: numpy's and torch's name."""
+    """The tensor's element type, named as in numpy and torch."""
     length: int | None
-    """Numbers of each row, or None where the items say it."""
+    """How many numbers a row has; None if this depends on the items."""
     item: int
-    """The size of one number of an item, negative where it is signed and the tensor's is larger."""
+    """The bytes of one number of an item; negative if signed numbers become larger in the tensor.
+    """
     pad: int
     documents: bool = False
     """Whether a batch has the tensor `document` beside it."""
 
 
 class ItemBytes(NamedTuple):
-    """Items that were read at once, all of one shard."""
+    """Items of one shard that were read at once."""
 
     reader: ShardReader
     places: Numbers
-    """Which they are of those that were asked for."""
+    """The indices of these items among all items that were asked for."""
     plain: memoryview
-    """Their bytes, until the thread reads again."""
+    """The items' bytes. They are valid until this thread reads again."""
     sizes: Offsets
 
 
 class View(Protocol):
-    """What of a shard is an item, and what it looks like."""
+    """Divides the bytes of shards into items."""
 
     def sizes(self, index: Index) -> list[int]:
-        """Items of each shard."""
+        """The number of items in each shard."""
 
     def runs(self, reader: ShardReader, numbers: Numbers) -> tuple[Offsets, Offsets]:
-        """Where the items' bytes are."""
+        """The starts and sizes of the items' bytes in a shard."""
 
     def items(self, opened: OpenDataset, shards: Numbers, numbers: Numbers) -> list[Any]:
-        """Items of any shards, in the order that is asked for."""
+        """Items of any shards, in the order asked for."""
 
     def form(self) -> Form:
-        """How a device makes a tensor of items' bytes. Unsupported if they are none of a tensor."""
+        """How a device makes a tensor of items' bytes. Raises Unsupported if it cannot."""
 
     def beside(self, reader: ShardReader, numbers: Numbers) -> dict[str, Numbers]:
-        """What a batch holds beside the items' bytes, a row for each item."""
+        """Further tensors of a batch, by name, with one row for each item."""
 
 
 class Samples:
-    """An item is a sample, as it was ingested."""
+    """A view in which an item is a sample, as it was ingested."""
 
     def __init__(self, fields: list[Field]) -> None:
         self._fields = fields
@@ -117,10 +118,10 @@ class Samples:
 
 
 class Windows:
-    """An item is a number of tokens, across the samples of a shard: packed sequences.
+    """A view of packed sequences: an item is `length` tokens, across the samples of a shard.
 
-    The last one of a shard is filled up. `document` says, for each token, to which sample of the
-    window it belongs, and -1 where it was filled up.
+    The last item of a shard is filled up. The tensor `document` gives for each token the number of
+    its sample in the window, and -1 for a token that fills up.
     """
 
     def __init__(self, fields: list[Field], length: int, pad: int, *, documents: bool) -> None:
@@ -191,7 +192,7 @@ class Windows:
 
 
 class OpenDataset:
-    """The index and the shards' keys; the vault itself is not needed any more."""
+    """An open dataset: its index and its shards' keys. It does not need the vault any more."""
 
     def __init__(
         self, vault: Vault, name: str, version: int | None = None, threads: int = 1
@@ -218,7 +219,7 @@ class OpenDataset:
         return {**self.__dict__, "_open": OpenShards()}
 
     def reader(self, number: int) -> ShardReader:
-        if self._process != os.getpid():  # a fork: what was opened before has no keys here
+        if self._process != os.getpid():  # after a fork the open readers have no keys here
             self._open.close()
             self._process = os.getpid()
         found = self._open.get(number, self.new_reader)
@@ -233,14 +234,14 @@ class OpenDataset:
             )
 
     def new_reader(self, number: int) -> ShardReader:
-        """One that the caller closes."""
+        """Opens a shard that the caller closes."""
         what = self._shards[number]
         return ShardReader(
             self._folder / what.place.part, what, self._keys.key(number), self._threads
         )
 
     def runs(self, view: View, shards: Numbers, numbers: Numbers) -> Iterator[ItemBytes]:
-        """The bytes of items of any shards. Each shard is read in few calls."""
+        """Yields the bytes of items of any shards. Reads each shard in few calls."""
         for shard in np.unique(shards).tolist():
             places = np.flatnonzero(shards == shard)
             reader = self.reader(shard)
@@ -252,23 +253,23 @@ class OpenDataset:
                 yield ItemBytes(reader, places[part], plain, sizes[part])
 
     def close(self) -> None:
-        """Wipes the keys of all shards: from then on there is no new reader either."""
+        """Wipes the keys of all shards. After this no reader can be opened."""
         self._keys.close()
         self._open.close()
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Sequences in the order in which they were asked for, in the type that they were sealed in."""
+    """Packed sequences in the order asked for, with the element type that was sealed."""
 
     view: Windows
     tokens: NDArray[np.integer]
     counts: Numbers
-    """Tokens of each; a row that has fewer than the others is to be filled up."""
+    """The number of tokens in each row; a row with fewer than `length` must be filled up."""
     beside: dict[str, Numbers]
 
     def batch(self, first: int, end: int) -> dict[str, torch.Tensor]:
-        """What torch's collate makes of these items. It shares no memory with other batches."""
+        """A batch as torch's collate makes it. It shares no memory with other batches."""
         tokens = self.tokens[first:end].astype(np.int64)
         for row in np.flatnonzero(self.counts[first:end] < self.view.length).tolist():
             tokens[row, self.counts[first + row] :] = self.view.pad
@@ -281,7 +282,7 @@ class Rows:
 def put_rows(
     rooms: dict[str, Numbers], count: int, places: Numbers, found: dict[str, Numbers]
 ) -> None:
-    """Puts rows at their places in tables of `count` rows, which are made when they are needed."""
+    """Puts rows at their places in tables of `count` rows, and makes missing tables."""
     for name, rows in found.items():
         room = rooms.setdefault(name, np.empty((count, rows.shape[1]), np.int64))
         room[places] = rows

@@ -1,9 +1,10 @@
 """The keys of a dataset's shards, and how data-loader workers get them.
 
-Keys are in memory that a forked child does not have, and no pickle holds them. A worker that
-multiprocessing forks gets the key that opens them through a socketpair of its own; one that it
-spawns connects to this process, as the processes that seal do. Each way works once. The keys open
-this dataset's shards; neither the vault's nor the object's key follows from them.
+Keys are in memory that a forked child does not inherit, and no pickle holds them. A worker that
+multiprocessing forks inherits the wrapped keys, and gets the key that unwraps them through its own
+socketpair. A spawned worker connects to this process, as the processes that seal do. Each way works
+once. The keys open only this dataset's shards: they reveal neither the vault's nor the object's
+key.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from sealring.vault.keys import KEY_BYTES
 
 _FORKING: Final = "multiprocessing.popen_fork"
 _WRAPPED_BYTES: Final = 128 * KEY_BYTES
-"""Of keys that are wrapped together: no more are taken for a key."""
+"""The bytes of keys that are wrapped together: the native core wraps no more at once."""
 
 
 class ReadingKeys(Closable):
-    """One key for each shard."""
+    """The keys of a dataset's shards, one for each."""
 
     def __init__(self, what: str, keys: Sequence[_native.Secret]) -> None:
         self._what = what
@@ -47,7 +48,7 @@ class ReadingKeys(Closable):
         _LIVING.add(self)
 
     def _release(self) -> None:
-        """A worker that has not connected yet gets no keys; one that has them keeps its own."""
+        """Wipes the keys. A worker that has not connected yet gets none; others keep theirs."""
         _LIVING.discard(self)
         for one in self._handing_over:
             one.stop()
@@ -103,7 +104,7 @@ class ReadingKeys(Closable):
     # ---- forked workers --------------------------------------------------------------------------
 
     def before_fork(self) -> None:
-        """Only multiprocessing's children get keys, and one each."""
+        """Makes an offer if multiprocessing forks a child; other children get no keys."""
         forking = sys._getframe(2).f_globals.get("__name__") == _FORKING
         self._next = _Offer(self._keys) if forking and self._keys is not None else None
 
@@ -114,7 +115,7 @@ class ReadingKeys(Closable):
 
     def after_fork_in_child(self) -> None:
         if self._offer is not None:
-            self._offer.close()  # it was meant for this process's parent
+            self._offer.close()  # that offer was made to this process's parent
         for one in self._handing_over:
             one.leave()
         self._keys, self._address, self._handing_over = None, None, []
@@ -124,7 +125,7 @@ class ReadingKeys(Closable):
 
 
 class _Offer:
-    """Keys under a key of their own, which goes through a socketpair once."""
+    """Keys wrapped under a fresh key, which is sent once through a socketpair."""
 
     def __init__(self, keys: _native.Secret) -> None:
         self._once = _native.Secret.random(KEY_BYTES)
@@ -191,7 +192,7 @@ class _HandOver(threading.Thread):
                     self._connection = None
 
     def stop(self) -> None:
-        """Returns when the thread has ended."""
+        """Stops the thread, and returns when it has ended."""
         with self._lock:
             self._stopped = True
             if self._connection is not None:  # the child may never read what is sent
@@ -200,7 +201,7 @@ class _HandOver(threading.Thread):
         self.join()
 
     def leave(self) -> None:
-        """In a forked child, where the thread does not run: the door is the parent's."""
+        """Closes a forked child's copy of the door; the thread runs only in the parent."""
         self._door.close()
 
 

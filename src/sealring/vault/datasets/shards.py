@@ -1,7 +1,7 @@
-"""What a dataset is: its fields and shards; a shard's file, written by samples and read anywhere.
+"""A dataset's index of fields and shards. Writes a shard's file from samples, and reads any of it.
 
-The index is sealed with the manifest. Its digest depends on fields and samples alone: the same
-content has the same digest in every vault, under every key and suite, and also after `rotate`.
+The index is sealed with the manifest. Its digest depends only on fields and samples: equal content
+has an equal digest in every vault, under every key and suite, and after `rotate`.
 """
 
 from __future__ import annotations
@@ -44,30 +44,34 @@ from sealring.vault.vault import Stored
 KIND: Final = "dataset"
 VERSION: Final = 1
 SHARD_HASH: Final[Hash] = "sha256"
-"""Of a shard's chunks: a dataset's digest must not depend on the CPU that sealed it."""
+"""The hash function for shards. It is fixed, so that a dataset's digest is the same on every CPU.
+"""
 OFFSET_BYTES: Final = 8
 OPEN_SHARDS: Final = 64
-"""Shards that are open at the same time."""
+"""The most shards that stay open at the same time."""
 _DIGEST: Final = b"sealring dataset 1\0"
 _BUFFER: Final = 4 << 20
 _LARGEST_KEPT: Final = 64 << 20
 _SAMPLES_LIMIT: Final = 1 << 26
-"""The table of one shard is held in memory."""
+"""The most samples of a shard, because a shard's table of offsets is held in memory."""
 Offsets = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Samples one behind the other, and then where each begins and the last ends (uint64)."""
+    """A shard holds its samples one after the other, then a table of uint64 offsets.
+
+    The table says where each sample begins and where the last one ends.
+    """
 
     part: str
     samples: int
     bytes: int
-    """Of the samples, without the table behind them."""
+    """The bytes of the samples, without the table."""
     digest: str
-    """Of the part's plaintext."""
+    """The digest of the part's plaintext."""
     source: str
-    """The digest of what it was made from."""
+    """The digest of the source that the shard was made from."""
 
     @property
     def length(self) -> int:
@@ -88,7 +92,7 @@ class Index:
     version: int
     fields: list[Field]
     recipe: str
-    """JSON: how samples are made from a source. Shards of one recipe and source are equal."""
+    """JSON that says how samples are made. Shards with equal recipe and source are equal."""
     inputs: list[Input]
     shards: list[Shard]
 
@@ -127,7 +131,7 @@ def index_of(stored: Stored) -> Index:
 
 @dataclass(frozen=True, slots=True)
 class SealedShard:
-    """A shard, and what must be known to open its file but for the key."""
+    """A shard with all that is needed to open its file, except the key."""
 
     place: SealedPlace
     commitment: str
@@ -141,7 +145,7 @@ def sealed_shard(stored: Stored, part: Part, shard: Shard) -> SealedShard:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A shard's file that is on the disk, under a name of its own."""
+    """A shard's finished file on the disk, under a temporary name."""
 
     file: str
     commitment: str
@@ -152,7 +156,7 @@ def write_shard(
     folder: Path, place: SealedPlace, key: _native.Secret, source: str,
     samples: Iterable[bytes | memoryview], progress: Callable[[int], None] = lambda count: None,
 ) -> Written:  # fmt: skip
-    """Seals samples to a new file below `folder`. An error leaves no file."""
+    """Seals samples to a new file in `folder`. After an error there is no file."""
     path = folder / f".{place.part}.{secrets.token_hex(8)}"
     file = os.open(path, NEW_FILE, 0o600)
     try:
@@ -187,7 +191,7 @@ def write_shard(
 
 
 class _Kept(threading.local):
-    """Memory that a thread reads into again and again: fresh memory costs page faults."""
+    """Memory that a thread reuses for its reads: fresh memory costs page faults."""
 
     memory = np.empty(0, dtype=np.uint8)
 
@@ -204,7 +208,7 @@ def _room(size: int) -> memoryview:
 
 
 class ShardReader(Closable):
-    """An open shard: its key is in the native reader alone."""
+    """An open shard. Only the native reader holds its key."""
 
     def __init__(
         self, path: VaultPath, what: SealedShard, key: _native.Secret, threads: int = 1
@@ -228,7 +232,7 @@ class ShardReader(Closable):
 
     @property
     def offsets(self) -> Offsets:
-        """Where each sample begins, and the last ends."""
+        """Where each sample begins, and where the last one ends."""
         self.require_open()
         if self._offsets is None:
             table = np.empty(self.shard.samples + 1, dtype="<u8")
@@ -243,16 +247,16 @@ class ShardReader(Closable):
         return self._offsets
 
     def read(self, starts: Offsets, sizes: Offsets) -> memoryview:
-        """Runs of bytes, one behind the other. Each chunk that holds some is opened once.
+        """Reads runs of bytes, one after the other, and opens each chunk only once.
 
-        They are there until this thread reads again, from any shard.
+        The bytes are valid until this thread reads again from any shard.
         """
         room = _room(int(sizes.sum()))
         self.sealed.read_runs(starts.data, sizes.data, room)
         return room
 
     def samples(self, block: int = 8 << 20) -> Iterator[memoryview]:
-        """All of them, in their order, in blocks of about this size."""
+        """Yields all samples in order, read in blocks of about this size."""
         for part in groups(np.diff(self.offsets), block):
             start, *ends = self.offsets[part.start : part.stop + 1].tolist()
             view = np.empty(ends[-1] - start, dtype=np.uint8).data
@@ -265,7 +269,7 @@ class ShardReader(Closable):
 
 
 class OpenShards:
-    """Shards that are open, each by its number."""
+    """The open shards, by their numbers."""
 
     def __init__(self) -> None:
         self._readers: OrderedDict[int, ShardReader] = OrderedDict()
@@ -276,7 +280,7 @@ class OpenShards:
         return found
 
     def trim(self) -> None:
-        """Closes those that were not used for longest, but for OPEN_SHARDS."""
+        """Closes the least recently used shards until OPEN_SHARDS are left."""
         while len(self._readers) > OPEN_SHARDS:
             self._readers.popitem(last=False)[1].close()
 
@@ -286,7 +290,10 @@ class OpenShards:
 
 
 def groups(sizes: Offsets, most: int) -> Iterator[slice]:
-    """Runs of neighbours that are read together, of a bounded size in all."""
+    """Divides sizes into runs of neighbours to read together, each of at most `most` bytes.
+
+    A single larger size is a run by itself.
+    """
     totals = np.cumsum(sizes)
     first = 0
     while first < len(sizes):

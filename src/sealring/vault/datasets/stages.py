@@ -1,7 +1,7 @@
 """A stage of a pipeline: a pure function from samples to samples, with its code and parameters.
 
-The code is the text of the file that the function is in. That text is what runs, in every process,
-so that what is recorded is what was done.
+The code is the text of the file that defines the function. Every process runs this text, so the
+recorded code is the code that ran.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _NAME: Final = re.compile(r"[\w.-]{1,100}")
 
 @dataclass(frozen=True)
 class Stage:
-    """Makes the dataset `name` of the dataset `of`.
+    """Makes the dataset `name` from the dataset `of`.
 
-    `function` is called with a sample and the parameters. It returns a sample, None to leave the
-    sample out, or an iterable of samples. `fields` says what a sample that it returns consists of.
+    `function` is called with a sample and the parameters. It returns a sample, or None to leave the
+    sample out, or an iterable of samples. `fields` gives the kinds of a returned sample's fields.
     """
 
     name: str
@@ -55,10 +55,10 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A stage as JSON: what a process needs to run it, and what the dataset's index keeps."""
+    """A stage as JSON. A process runs the stage from it; the dataset's index keeps its recipe."""
 
     code: str
-    """The text of the file."""
+    """The text of the file that defines the function."""
     function: str
     parameters: str
     """JSON, with sorted keys."""
@@ -101,7 +101,7 @@ def canonical(document: Any) -> str:
 
 
 CODE: Final = "__sealring_code__"
-"""A module that was made from a text keeps it, so that it is not read again."""
+"""The name under which a module made by `module_of` keeps its text."""
 
 
 @lru_cache(maxsize=16)
@@ -115,7 +115,7 @@ def module_of(code: str, path: str) -> types.ModuleType:
 
 
 def stage_samples(order: dict[str, Any], reader: ShardReader) -> Iterator[bytes]:
-    """The samples that a stage makes of a shard, encoded."""
+    """Yields the encoded samples that a stage makes from a shard."""
     reads, fields = ([Field(**one) for one in order[name]] for name in ("reads", "fields"))
     decode, encode = decoder(reads), encoder(fields)
     parameters = read_json(order["parameters"])

@@ -1,7 +1,7 @@
-"""What is done for one shard, and by whom: this process, or children: python -P -m ... ADDRESS.
+"""Carries out the order for one shard, in this process or in children (python -P -m ... ADDRESS).
 
-An order is JSON. The keys of the shard to write, and of the shard to read, come apart from it; a
-process that carries out orders has no other key of the vault.
+An order is JSON. The keys of the shard to write and of the shard to read are sent apart from it. A
+child has no other key of the vault.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Task:
 
 
 Run = Callable[[Sequence[Task], Progress], Iterator[tuple[int, Any]]]
-"""Carries out tasks in any order. The first error ends it."""
+"""Carries out tasks in any order, and yields their numbers and results. The first error ends it."""
 
 
 def in_this_process(tasks: Sequence[Task], progress: Progress) -> Iterator[tuple[int, Any]]:
@@ -47,7 +47,7 @@ def in_this_process(tasks: Sequence[Task], progress: Progress) -> Iterator[tuple
 
 
 class InProcesses:
-    """Children that start when they are needed, and end with this."""
+    """A `Run` in child processes, which start when needed and end with the context."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -96,7 +96,7 @@ class InProcesses:
 
 
 def carry_out(order: dict[str, Any], keys: Sequence[_native.Secret], progress: Progress) -> Any:
-    """Does what the order says; its result is JSON."""
+    """Carries out an order. The result can be written as JSON."""
     if order["do"] == "digest":
         return _digest(order["unit"], order["format"], Limits(**order["limits"]))
     return asdict(_written(order, keys, progress))
@@ -116,7 +116,7 @@ def _written(order: dict[str, Any], keys: Sequence[_native.Secret], progress: Pr
         watched = Watched()
         limits = Limits(**order["limits"])
         form = FORMATS[order["format"]]
-        # First what it is made from, then the samples: `check` sees a change in between.
+        # Reads the source twice, for its digest and for the samples: `check` finds changes between.
         source = form.digest(order["unit"], watched, limits)
         values = form.samples(order["unit"], watched, limits)
         samples = _encoded(values, order, limits, watched)
