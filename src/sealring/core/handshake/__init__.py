@@ -1,16 +1,16 @@
-"""Two identities in, link keys out: mutual TLS 1.3 and its exporter.
+"""Turns two identities into link keys: mutual TLS 1.3 and its exporter.
 
-terms      what the two must agree on, and the digests that bind it into keys and records
-messages   what they say over TLS; a pure parser
-refusals   how an error on one side becomes the same error on the other
-connection what both kinds of connection have in common: a deadline, an exporter
-tls        one TLS 1.3 connection, which never reads past its own records; OpenSSL's copy of the key
-sessions   what two processes keep of it for later connections
-resumption one connection under a session, without TLS
+terms      what two workers must agree on, and the digests that bind it into keys and records
+messages   the messages over TLS; a parser without I/O
+refusals   turns an error on one side into the same error on the other
+connection the base of both kinds of connection: a deadline and an exporter
+tls        a TLS 1.3 connection, which never reads past its own records; OpenSSL's copy of the key
+sessions   the secrets that two processes keep from TLS for later connections
+resumption a connection under a session, without TLS
 channel    the channel between two verified workers, and the link keys that both ends derive
-peers      dial: from a socket to a channel; whether a peer agrees with our terms
+peers      dial: from a socket to a channel; checks that a peer agrees with our terms
 statements what every member states and signs when a group forms
-incoming   accept: the same for the other end
+incoming   accept: from a socket that a peer opened to a channel
 """
 
 from sealring.core.handshake.channel import LinkKeys, SecureChannel

@@ -1,7 +1,6 @@
 """The channel between two verified workers, for set-up messages only.
 
-At each point where a message is due, a refusal may come instead; it is raised on both sides as the
-same error.
+Wherever a message is due, a refusal may come instead. Both sides then raise the same error.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _LABEL: Final = b"EXPORTER-sealring-2-link"
 
 @dataclass(frozen=True, slots=True)
 class LinkKeys:
-    """One key per direction. Not printable."""
+    """A link's two keys, one for each direction. `repr` does not show them."""
 
     send: _native.Secret = field(repr=False)
     receive: _native.Secret = field(repr=False)
@@ -39,7 +38,7 @@ class LinkKeys:
 
 
 def export_link_keys(connection: Connection, context: bytes, *, dialer: bool) -> LinkKeys:
-    """`context` is this connection's `pair_context`."""
+    """Derives the link's keys from the connection; `context` is its `pair_context`."""
     material = connection.export(_LABEL, 2 * KEY_BYTES, context)
     forth, back = material.part(0, KEY_BYTES), material.part(KEY_BYTES, KEY_BYTES)
     material.wipe()
@@ -55,7 +54,7 @@ def pair_context(
     *,
     dialer: bool,
 ) -> bytes:
-    """What both ends of this connection have said and proved, as 32 bytes."""
+    """A digest of 32 bytes over what both ends of this connection have said and proved."""
     ends = [
         (terms.rank, connection.own_fingerprint, own_hello),
         (peer.rank, peer.fingerprint, peer_hello),
@@ -73,7 +72,7 @@ def pair_context(
 
 
 class SecureChannel:
-    """A verified peer at the other end of a connection, for set-up messages only."""
+    """A connection to a verified peer, for set-up messages only."""
 
     def __init__(
         self,
@@ -88,7 +87,7 @@ class SecureChannel:
         self.peer_hello = peer_hello
         self.link_keys = link_keys
         self.offer = offer
-        """What a dialer's Accept offered for the transport, as it stands."""
+        """What the dialer's Accept offered for the transport, not checked yet."""
 
     def send(self, message: Mapping[str, Any], deadline: float | None = None) -> None:
         self.connection.deadline = self.connection.deadline if deadline is None else deadline
@@ -96,33 +95,33 @@ class SecureChannel:
             send_message(self.connection, encode_message(message))
 
     def sending(self, message: Mapping[str, Any]) -> Generator[None, None, None]:
-        """The same without waiting: it yields while the peer takes no more."""
+        """Like `send`, without waiting: yields while the peer takes no more."""
         with Attributed(self.connection):
             yield from sending_message(self.connection, encode_message(message))
 
     def send_raw(self, message: bytearray, deadline: float) -> None:
-        """A message that is no JSON, which is overwritten."""
+        """Sends a message that is not JSON, and overwrites it."""
         self.connection.deadline = deadline
         with Attributed(self.connection), Erased(message) as raw:
             send_message(self.connection, raw)
 
     def receive(self, deadline: float | None = None) -> Message:
-        """The peer's next message; raises the error that it stands for if it is a refusal."""
+        """Waits for the peer's next message. Raises a refusal as the error that it stands for."""
         self.connection.deadline = self.connection.deadline if deadline is None else deadline
         with Attributed(self.connection):
             raw = receive_message(self.connection)
             return understood(raw, self.connection.who, self.peer.rank)
 
     def awaited(self) -> Generator[None, None, Message]:
-        """The same without waiting: it yields while some of the message is missing."""
+        """Like `receive`, without waiting: yields while some of the message is missing."""
         with Attributed(self.connection):
             raw = yield from awaited_message(self.connection)
             return understood(raw, self.connection.who, self.peer.rank)
 
     def heard(self, deadline: float, most: int) -> Message | bytearray | None:
-        """The same, or a message that is no JSON: those begin with a byte below 0x20.
+        """Returns the peer's next message; None while some of it is missing. It does not wait.
 
-        It does not wait: None while some of the message is missing.
+        A message that is not JSON begins with a byte below 0x20 and is returned as raw bytes.
         """
         self.connection.deadline = deadline
         with Attributed(self.connection):
@@ -134,27 +133,27 @@ class SecureChannel:
             return understood(raw, self.connection.who, self.peer.rank)
 
     def attributed(self) -> AbstractContextManager[None]:
-        """In it, whatever goes wrong is laid to this peer."""
+        """A context in which every HandshakeError names this peer."""
         return Attributed(self.connection)
 
     def refusing(self) -> AbstractContextManager[None]:
-        """In it, whatever goes wrong is laid to this peer and told to it; the channel is closed."""
+        """A context in which an error names this peer, is sent to it, and closes the channel."""
         return refusing(self.connection)
 
     def tell(self, error: SealringError) -> None:
-        """Say why this ends, as far as that can still be said."""
+        """Sends the peer the error that ends the set-up, if that is still possible."""
         tell(self.connection, error)
 
     def say_no_more(self) -> None:
-        """The peer may read records from now on, so that no refusal may be sent to it."""
+        """Forbids refusals from now on: the peer may already be reading records."""
         self.connection.muted = True
 
     def detach(self) -> socket.socket:
-        """End the channel without a byte on the wire; the socket then carries records."""
+        """Ends the channel without a byte on the wire. The socket then carries records."""
         return self.connection.detach()
 
     def close(self, until: float | None = None) -> None:
-        """Close, after giving the peer a moment (or until then) to read what was said."""
+        """Closes after giving the peer a moment (or until `until`) to read the last message."""
         self.connection.close(until)
 
     @property
@@ -163,13 +162,13 @@ class SecureChannel:
 
     @property
     def socket(self) -> socket.socket:
-        """To wait on. Only the channel may read from it until `detach`."""
+        """The socket, to wait on. Only the channel may read from it until `detach`."""
         return self.connection.socket
 
 
 @contextmanager
 def refusing(connection: Connection) -> Iterator[None]:
-    """Whatever ends the set-up here is told to the peer, and the socket does not outlive it."""
+    """If the block raises, sends a sealring error to the peer, and always closes the connection."""
     try:
         with Attributed(connection):
             yield
@@ -183,7 +182,7 @@ def refusing(connection: Connection) -> Iterator[None]:
 
 
 class Attributed:
-    """From the moment a peer is admitted, all that goes wrong on its connection is its doing."""
+    """A context that names the admitted peer in each HandshakeError that has no other reporter."""
 
     __slots__ = ("connection",)
 
@@ -209,7 +208,7 @@ def understood(raw: bytes | bytearray, who: str, peer: int) -> Message:
 
 def tell(connection: Connection, error: SealringError, seconds: float = LINGER_SECONDS) -> None:
     if not connection.established or connection.muted or connection.half_sent:
-        # The handshake itself failed, and TLS has sent its alert; or it is not the time for it.
+        # TLS failed and has sent its own alert, or no refusal may be sent now.
         return
     connection.deadline = time.monotonic() + seconds
     with suppress(SealringError):
@@ -224,13 +223,13 @@ def send_message(connection: Connection, message: bytes | bytearray) -> None:
 def sending_message(
     connection: Connection, message: bytes | bytearray
 ) -> Generator[None, None, None]:
-    """The same for a conversation that does not wait: it yields while the peer takes no more."""
+    """Like `send_message`, without waiting: yields while the peer takes no more."""
     with Erased(_framed(message)) as whole:
         yield from connection.sending(whole)
 
 
 def _framed(message: bytes | bytearray) -> bytearray:
-    """One piece, so that one TLS record or frame carries it."""
+    """A message behind its length, in one piece, so that one TLS record or frame carries it."""
     whole = bytearray(4 + len(message))
     whole[:4] = len(message).to_bytes(4, "big")
     whole[4:] = message
@@ -246,7 +245,7 @@ def receive_message(connection: Connection, most: int = MAX_SETUP_BYTES) -> byte
 def awaited_message(
     connection: Connection, most: int = MAX_SETUP_BYTES
 ) -> Generator[None, None, bytearray]:
-    """The same for a conversation that does not wait: it yields while some of it is missing."""
+    """Like `receive_message`, without waiting: yields while some of the message is missing."""
     while (message := connection.message_now(most)) is None:
         yield
     return message

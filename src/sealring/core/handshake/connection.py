@@ -1,4 +1,4 @@
-"""What set-up messages travel through: a socket with a deadline, a peer's certificate, an exporter.
+"""A connection for set-up messages: a socket with a deadline, a peer's certificate, an exporter.
 
 Two kinds exist: a TLS 1.3 connection (tls.py), and a connection under the keys of a session that an
 earlier TLS connection made (resumption.py).
@@ -23,46 +23,47 @@ from sealring.limits import MAX_SETUP_BYTES
 LINGER_SECONDS: Final = 1.0
 _LINGER_BYTES: Final = 64 << 10
 _ROOM_BYTES: Final = 64 << 10
-"""For a message whose bytes have not come yet."""
+"""The buffer for a message whose bytes have not come yet."""
 
 
 class Connection(ABC):
-    """Blocking calls over a non-blocking socket; each ends by the deadline or raises."""
+    """Set-up messages over a non-blocking socket. Blocking calls raise at the deadline."""
 
     def __init__(self, sock: socket.socket, who: str, deadline: float) -> None:
         self.who = who
-        """The peer in errors: its address, and its rank from the moment it is known."""
+        """The peer's name in errors: its address, and its rank as soon as that is known."""
         self.deadline = deadline
         self.admitted_rank: int | None = None
-        """Set once the certificate that `handshake` returned is verified and passes the policy."""
+        """The peer's rank, once its certificate is verified and passes the policy; before, None."""
         self.established = False
         self.muted = False
-        """No refusal is sent any more."""
+        """Whether no refusal may be sent any more."""
         self._announced: int | None = None
         """The length of the message that is being received, once it is known."""
         self.half_sent = False
-        """The peer has some of a message and takes no more now. Nothing else may be sent."""
+        """Whether the peer has got part of a message and takes no more now. Nothing else may be
+        sent."""
         self._socket = sock
         self._address: str | None = None
         self._received = bytearray()
         self._at = 0
-        """How much of it has come."""
+        """How many bytes of `_received` have come; the rest is room."""
         never_block(sock)
 
     @property
     def address(self) -> str:
-        """The peer's, for people to read."""
+        """The peer's address, for people to read."""
         if self._address is None:
             self._address = address_of(self._socket)
         return self._address
 
     @abstractmethod
     def handshake(self) -> x509.Certificate:
-        """Prove this worker and have the peer prove itself; returns the peer's certificate."""
+        """Does the mutual handshake, and returns the certificate that the peer has proved."""
 
     @abstractmethod
     def advance(self) -> x509.Certificate | None:
-        """The acceptor's handshake without waiting; None while bytes of the peer are missing."""
+        """Goes on with the acceptor's handshake without waiting; None while bytes are missing."""
 
     @property
     @abstractmethod
@@ -71,14 +72,14 @@ class Connection(ABC):
 
     @abstractmethod
     def check_negotiated(self) -> None:
-        """Refuse what the handshake would have agreed to and we do not."""
+        """Raises PeerIncompatible if the handshake agreed on something that is not allowed."""
 
     @abstractmethod
     def _sending(self, data: bytes | bytearray) -> Generator[None, None, None]:
-        """Sends it; yields while the peer takes no more."""
+        """Sends the data; yields while the peer takes no more."""
 
     def sending(self, data: bytes | bytearray) -> Generator[None, None, None]:
-        """The same. `wait` says when to go on."""
+        """Sends the data; yields while the peer takes no more, and `wait` waits until it does."""
         for _ in self._sending(data):
             self.half_sent = True
             yield
@@ -90,20 +91,20 @@ class Connection(ABC):
 
     @abstractmethod
     def receive_some(self, into: memoryview) -> int:
-        """As many bytes as have come and as fit; returns how many. Does not wait."""
+        """Takes as many bytes as have come and fit, and returns how many. It does not wait."""
 
     def receive(self, count: int) -> bytearray:
-        """Exactly `count` bytes, for the caller to overwrite if they are secret."""
+        """Waits for exactly `count` bytes. The caller overwrites them if they are secret."""
         while (received := self.receive_now(count)) is None:
             self.wait()
         return received
 
     def receive_now(self, count: int) -> bytearray | None:
-        """The same without waiting; None while some are missing, which the next call goes on with.
+        """Like `receive`, without waiting: None while bytes are missing; the next call goes on.
 
-        Room is made as they come, and not when a peer has announced them. What has come already is
-        read at the deadline too: it may be why the peer ends. For more the deadline counts also
-        where the peer never lets us wait.
+        The buffer grows as bytes come, not when a peer announces them. Bytes that have come are
+        read even after the deadline, as they may say why the peer ends. The deadline also counts if
+        the peer sends so steadily that this never has to wait.
         """
         try:
             while self._at < count:
@@ -136,25 +137,25 @@ class Connection(ABC):
         return message
 
     def _allowed(self, length: int, most: int) -> int:
-        """Before a byte of the message is read, or room is made for it."""
+        """Checks a message's length before any of it is read. Raises MalformedSetup."""
         if length > most:
             raise MalformedSetup(f"{self.who} announced a set-up message of {length} bytes")
         return length
 
     def wait(self) -> None:
-        """Until the peer has sent something or, while something is sent to it, takes more."""
+        """Waits until the peer has sent something or, while `half_sent`, takes more."""
         self._wait(select.POLLOUT if self.half_sent else select.POLLIN)
 
     @abstractmethod
     def export(self, label: bytes, length: int, context: bytes) -> _native.Secret:
-        """A secret that both ends of this connection derive alike, and no one else."""
+        """A secret that only the two ends of this connection can derive."""
 
     @abstractmethod
     def _drop(self) -> None:
-        """Overwrite and free the connection's secrets."""
+        """Overwrites and frees the connection's secrets."""
 
     def detach(self) -> socket.socket:
-        """The socket, without a word to the peer: nothing may precede the records."""
+        """Returns the socket and sends the peer nothing: records come next on it."""
         self.forget()
         return self._socket
 
@@ -163,10 +164,11 @@ class Connection(ABC):
         return self._socket
 
     def close(self, until: float | None = None) -> None:
-        """Close so that the peer can still read what was sent last.
+        """Closes so that the peer can still read what was sent last.
 
-        A socket closed with unread bytes in it sends a reset, which destroys a refusal or an alert
-        that the peer has not read yet. So: end our direction, then read on for a short while.
+        If a socket is closed with unread bytes in it, it sends a reset, which destroys a refusal or
+        an alert that the peer has not read yet. So this ends our direction first, and then reads on
+        for a short while.
         """
         end = time.monotonic() + LINGER_SECONDS if until is None else until
         budget = _LINGER_BYTES
@@ -181,7 +183,7 @@ class Connection(ABC):
         self.forget()
 
     def forget(self) -> None:
-        """Overwrite what was received, and all secrets. The socket stays open."""
+        """Overwrites what was received, and all secrets. The socket stays open."""
         _native.erase(self._received)
         self._drop()
 
@@ -210,7 +212,7 @@ def address_of(sock: socket.socket) -> str:
 
 
 def is_ready(sock: socket.socket, event: int, deadline: float) -> bool:
-    """Wait for it until the deadline."""
+    """Waits for an event until the deadline. Returns whether it came."""
     poll = select.poll()
     poll.register(sock, event)
     remaining = deadline - time.monotonic()

@@ -1,6 +1,6 @@
-"""accept: a connection that somebody made to us, from its first byte to a verified peer.
+"""accept: takes a connection that a peer opened, from its first byte to a verified peer.
 
-What is said is in peers.py. Nothing here waits for the peer but `accept` and `finish`.
+peers.py shows the messages. Only `accept`, `wait` and `finish` wait for the peer.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ def accept(
     admit: Admit | None = None,
     sessions: SessionTable | None = None,
 ) -> SecureChannel:
-    """Answer the peer that connected, by `deadline` (time.monotonic()).
+    """Answers the peer that connected, by `deadline` (time.monotonic()).
 
-    `admit` sees the checked hello last of all and may raise the HandshakeError to refuse it with.
-    On an error the socket is closed; after success the channel owns it.
+    `admit` gets the hello after all other checks of it, and may raise a HandshakeError to refuse
+    the peer. On an error the socket is closed; after success the channel owns it.
     """
     incoming = Incoming(sock, credentials, terms, sessions)
     try:
@@ -70,7 +70,7 @@ def accept(
 
 
 class Incoming:
-    """A connection that somebody made to us.
+    """A connection that a peer opened to this worker.
 
     `advance` and `answering` never wait, so a few threads serve any number of peers that are slow
     to answer.
@@ -84,12 +84,12 @@ class Incoming:
         sessions: SessionTable | None = None,
         terms_for: Callable[[Hello], Terms | None] | None = None,
     ) -> None:
-        """`terms_for` chooses by the hello what it must agree with, in the same job and world.
+        """`terms_for` chooses the terms for a hello, in the same job and world as `terms`.
 
-        It returns None while that is not known yet.
+        It returns None while these terms are not known yet.
 
-        `credentials` that are a function are asked for when TLS begins, or when the peer has proved
-        that it has a session: loading a private key is work that a stranger should not cause.
+        If `credentials` is a function, it is called when TLS begins, or when the peer has proved
+        that it has a session: a stranger must not cause the work of loading a private key.
         """
         self._socket = sock
         self._given = credentials
@@ -104,9 +104,9 @@ class Incoming:
 
     @property
     def is_session(self) -> bool | None:
-        """Whether the peer names a session: then `advance` takes little time, as TLS does not.
+        """Whether the peer names a session; None while too few bytes have come.
 
-        None while too few bytes have come.
+        `advance` is quick with a session, and slow with TLS.
         """
         if self.connection is not None:
             return isinstance(self.connection, SessionConnection)
@@ -119,10 +119,10 @@ class Incoming:
         return None if first and first != FRAME and FRAME.startswith(first) else first == FRAME
 
     def advance(self) -> bool:
-        """Go on with the bytes that have come; True once the peer is admitted.
+        """Goes on with the bytes that have come. Returns True once the peer is admitted.
 
-        Raises the HandshakeError that the peer was refused with and, where it can be, told.
-        The socket stays open, so that the peer can read that.
+        To refuse the peer it raises a HandshakeError, and sends it to the peer if possible. The
+        socket stays open so that the peer can read the refusal.
         """
         connection = self.connection = self.connection or self._chosen()
         if connection is None:
@@ -146,7 +146,7 @@ class Incoming:
         return True
 
     def wait(self, deadline: float) -> None:
-        """Until bytes of the peer are there."""
+        """Waits until the peer has sent bytes."""
         if not is_ready(self._socket, select.POLLIN, deadline):
             raise PeerUnreachable(f"{self._who} did not finish the set-up in time")
 
@@ -157,12 +157,12 @@ class Incoming:
             self.connection.close()
 
     def forget(self) -> None:
-        """Nothing is said any more: overwrite its secrets. The socket stays open."""
+        """Overwrites the connection's secrets; nothing is sent any more. The socket stays open."""
         if self.connection is not None:
             self.connection.forget()
 
     def finish(self, deadline: float, admit: Admit | None = None) -> SecureChannel:
-        """All of `answering`, waiting for the peer. What goes wrong is told to it."""
+        """Runs `answering` to its end, and waits for the peer. Sends an error to the peer."""
         assert self.connection is not None
         self.connection.deadline = deadline
         with refusing(self.connection):
@@ -176,7 +176,7 @@ class Incoming:
                 self.connection.wait()
 
     def tell(self, error: SealringError) -> None:
-        """Tell the peer why it is refused, if that takes no waiting."""
+        """Tells the peer why it is refused, if that needs no waiting."""
         if self.connection is not None:
             tell(self.connection, error, seconds=0.0)
 
@@ -186,12 +186,12 @@ class Incoming:
 
     @property
     def rank(self) -> int | None:
-        """Of an admitted peer."""
+        """The rank of an admitted peer; None before."""
         return None if self.connection is None else self.connection.admitted_rank
 
     @property
     def deadline(self) -> float:
-        """Of an admitted peer: by when its link must be made."""
+        """The time by which the link of an admitted peer must be made."""
         assert self.connection is not None
         return self.connection.deadline
 
@@ -203,7 +203,7 @@ class Incoming:
         return self._loaded
 
     def allow_until(self, deadline: float) -> None:
-        """Set the deadline."""
+        """Sets the deadline."""
         assert self.connection is not None
         self.connection.deadline = deadline
 
@@ -212,7 +212,7 @@ class Incoming:
         return f"the peer at {address_of(self._socket)}"
 
     def _chosen(self) -> Connection | None:
-        """By the first bytes: a session is named in the clear, everything else must be TLS."""
+        """Chooses by the first bytes: a peer names a session in the clear; all else must be TLS."""
         if (is_session := self.is_session) is None:
             return None
         if is_session:
@@ -234,10 +234,10 @@ class Incoming:
         return may_go_on(session, self._credentials, self._terms, None, where, known)
 
     def answering(self, admit: Admit | None = None) -> Generator[None, None, SecureChannel]:
-        """The rest of `accept`, after `advance` has returned True.
+        """Does the rest of `accept` after `advance` has returned True. Returns the channel.
 
-        It never waits: it yields while a message of the peer or the terms are missing, or while
-        the peer takes nothing.
+        It never waits: it yields while the terms or a message of the peer are missing, or while the
+        peer takes nothing.
         """
         assert self.connection is not None
         with Attributed(self.connection):

@@ -1,9 +1,8 @@
-"""What two workers say to each other over TLS before the first record. Pure: bytes in, value out.
+"""The messages of two workers over TLS before the first record. No I/O: bytes in, value out.
 
-Each message is a JSON object behind a 32-bit length. The parser takes one spelling of each message
-and nothing else: unknown, missing, repeated or wrongly typed fields are MalformedSetup. Only the
-version is read before that, so that a later version can look quite different and still be told
-PeerIncompatible.
+Each message is a JSON object behind a 32-bit length. The parser takes exactly one spelling of each
+message: unknown, missing, repeated or wrongly typed fields raise MalformedSetup. It reads the
+version first, so that a later version may have other fields and still get PeerIncompatible.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _MAX_SETTINGS: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A worker's account of itself and of the group, as the other side reads it."""
+    """What a worker says of itself and of the group, as its peer parses it."""
 
     suites: tuple[str, ...]
     job: str
@@ -51,9 +50,9 @@ class Hello:
     settings: Mapping[str, int]
     host: str
     transcript: str
-    """Of the group, if it was formed before; else nothing."""
+    """The group's transcript, if the group was formed before; else empty."""
     purpose: Purpose
-    """Of the pipe that this connection is to be."""
+    """The purpose of the pipe that this connection will be."""
     lane: int
 
 
@@ -91,7 +90,7 @@ def encode_message(message: Mapping[str, Any]) -> bytes:
 
 
 def parse_message(raw: bytes | bytearray) -> Message:
-    """One JSON object with a string in "type"."""
+    """Parses a JSON object that has a string in "type". Raises MalformedSetup for anything else."""
     if len(raw) > MAX_SETUP_BYTES:
         raise MalformedSetup(f"a set-up message of {len(raw)} bytes is over {MAX_SETUP_BYTES}")
     try:
@@ -150,7 +149,7 @@ def exactly(message: Message, fields: frozenset[str]) -> None:
 
 def integer(message: Message, field: str, low: int = 0, high: int = _MAX_INTEGER) -> int:
     value = message.get(field)
-    # bool is an int to isinstance(), and must not be one here.
+    # isinstance() would take a bool for an int.
     if type(value) is not int or not low <= value <= high:
         raise MalformedSetup(f"{field} is not a whole number from {low} to {high}")
     return value
@@ -164,7 +163,7 @@ def text(message: Message, field: str) -> str:
 
 
 def digest(message: Message, field: str) -> str:
-    """32 bytes in lower-case hexadecimal, as it stands."""
+    """A field of 32 bytes in lower-case hexadecimal, returned as text."""
     value = text(message, field)
     if len(value) != 64 or not set(value) <= set("0123456789abcdef"):
         raise MalformedSetup(f"{field} is not 32 bytes in hexadecimal")
@@ -223,5 +222,5 @@ def _settings(value: object) -> Mapping[str, int]:
     return value
 
 
-# Made once: a link takes a dozen messages, and making an encoder takes longer than using it.
+# Made once: a link needs a dozen messages, and making an encoder takes longer than using it.
 _ENCODER: Final = json.JSONEncoder(allow_nan=False, separators=(",", ":"))

@@ -1,4 +1,4 @@
-"""dial, and what accept (incoming.py) shares with it: from a socket to a verified peer with keys.
+"""dial: from a socket to a verified peer with keys. Also the checks that accept (incoming.py) uses.
 
     dialer                                acceptor
       | <- TLS 1.3, both certificates; or the session that an earlier TLS connection made ->
@@ -10,8 +10,8 @@
       | <------------------------- evidence -- |  only where the policy has peers show it
       | -- evidence -------------------------> |
 
-At each arrow a Refusal may come instead; it is raised on both sides as the same error. After TLS,
-both ends keep a session for their later connections.
+At each arrow a Refusal may come instead. Both sides then raise the same error. After TLS both ends
+keep a session for later connections.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ from sealring.errors import (
 from sealring.limits import SUITE
 
 _ANSWER_SECONDS: Final = 10.0
-"""How long a dialed server may take for TLS: one that is silent must not hold up the next try."""
+"""How long a dialed server may take for TLS: a silent server must not delay the next try."""
 
 Offer = Callable[[VerifiedPeer, Hello], Message | None]
-"""The dialer's last word on a checked hello: raises the error to refuse it with, or returns what
-its Accept offers for the transport."""
+"""The dialer's last check, called with a checked hello. It raises an error to refuse the peer, or
+returns what the dialer's Accept offers for the transport."""
 ACCEPT: Final = frozenset({"type", "shm"})
 
 
@@ -82,10 +82,10 @@ def dial(
     sessions: SessionTable | None = None,
     offer: Offer = lambda *_: None,
 ) -> SecureChannel:
-    """Set up the link to `peer_rank` on a connected socket, by `deadline` (time.monotonic()).
+    """Sets up the link to `peer_rank` on a connected socket, by `deadline` (time.monotonic()).
 
-    With a session that the table has with this rank, no TLS handshake is made; a TLS handshake
-    leaves a session there. On an error the socket is closed; after success the channel owns it.
+    If the table has a session with this rank, there is no TLS handshake; a TLS handshake adds a
+    session to the table. On an error the socket is closed; after success the channel owns it.
     """
     sessions = sessions or SessionTable()
     connection = _dialed(sock, credentials, terms, peer_rank, deadline, sessions)
@@ -104,7 +104,7 @@ def dial(
         keys = export_link_keys(connection, context, dialer=True)
         send_message(connection, encode_message({"type": "accept", "shm": offered}))
         if judged is not None and judged.admission.evidence_limit:
-            # After its own evidence, as after an accept, a dialer refuses nothing more.
+            # The dialer sends its own evidence last: after that it refuses nothing more.
             shown = bytes(receive_message(connection, judged.admission.evidence_limit))
             check_evidence(shown, connection, judged, peer)
             send_message(connection, judged.admission.evidence)
@@ -130,7 +130,7 @@ def _dialed(
                 return SessionConnection(
                     sock, sessions, session=session, who=who, deadline=deadline
                 )
-            # Not the end of the attempt: its rank may be another process's by now.
+            # The attempt goes on with TLS: another process may have this rank by now.
             sessions.discard(session)
         return TlsConnection(sock, credentials, dialer=True, who=who, deadline=deadline)
     except BaseException:
@@ -178,9 +178,10 @@ def may_go_on(
     address: str,
     known: KnownCertificates,
 ) -> bool:
-    """Whether TLS would now prove the same two keys, and the peer would be admitted.
+    """Whether TLS would now prove the same two keys and the peer would be admitted.
 
-    Where evidence is shown it is that of the certificate that the peer has of this worker.
+    If this worker shows evidence, its certificate must also be the one that the peer has of it,
+    because the evidence belongs to that certificate.
     """
     own, admission = credentials.certificate, credentials.admission
     if session.own_certificate != own:
@@ -214,11 +215,12 @@ def admitted(
     rank: int | None,
     address: str,
 ) -> tuple[VerifiedPeer, JudgedPeer | None]:
-    """The rest of `verified`. The certificate itself is asked for where a policy judges it.
+    """Checks the name and dates of a signed certificate, and the policy if there is one.
 
-    A group that exists does not end with its members' certificates, as its first links do not: the
-    dates of those with which it was formed are judged no more. Where a broker renews certificates,
-    one that has ended is a member that is no longer admitted.
+    `certificate` gives the certificate itself, and is called only for a policy. Without a policy,
+    the dates of certificates with which the group was formed are not checked again: an existing
+    group does not end when its members' certificates expire. With a policy the dates always count,
+    because a broker renews the certificates of the members that it still admits.
     """
     admission = credentials.admission
     if admission is None:
@@ -248,7 +250,7 @@ def understood_hello(raw: bytes, connection: Connection, peer: VerifiedPeer) -> 
             raise error_of(message, connection.who, peer.rank)
         hello = hello_of(message)
     except (MalformedSetup, PeerIncompatible) as error:
-        # The parser knows no peers.
+        # The parser does not know the peer: add its name.
         raise type(error)(f"{connection.who}: {error}", code=error.code) from None
     return raw, hello
 
@@ -259,10 +261,10 @@ def check_evidence(
     try:
         message = parse_message(raw)
     except MalformedSetup:
-        message = {"type": "evidence"}  # it has no type of ours
+        message = {"type": "evidence"}  # evidence is not one of our JSON messages
     if message["type"] == "refusal":
         raise error_of(message, connection.who, peer.rank)
-    # A peer whose evidence does not pass is not admitted, whatever its certificate says.
+    # If its evidence does not pass, a peer is not admitted, whatever its certificate says.
     connection.admitted_rank = None
     try:
         judged.check_evidence(raw, connection.who)
@@ -289,7 +291,8 @@ def check_hello(hello: Hello, terms: Terms, peer: VerifiedPeer, who: str) -> Non
             f"{who} calls itself rank {hello.sender}, against its certificate",
             code="handshake.wrong_rank",
         )
-    # First of what depends on the group: a worker of another one disagrees on nothing else.
+    # Checked before all else that depends on the group: a worker of another group differs there
+    # too, and should get this error.
     if (hello.group, hello.epoch) != (terms.group, terms.epoch):
         raise WrongPeer(
             f"{who} is in group {hello.group!r}, epoch {hello.epoch!r}, and rank {terms.rank} in "
@@ -342,7 +345,7 @@ def check_hello(hello: Hello, terms: Terms, peer: VerifiedPeer, who: str) -> Non
 
 
 def _listed(settings: Mapping[str, int], others: Mapping[str, int]) -> str:
-    """Those that the other side has otherwise, or not at all."""
+    """The settings that differ from the other side's, and those that only the other side has."""
     apart = sorted(settings.items() - others.items())
     missing = sorted(f"no {name}" for name in others.keys() - settings.keys())
     return ", ".join([*(f"{name}={value}" for name, value in apart), *missing])[:200]

@@ -1,9 +1,8 @@
-"""How an error on one side becomes the same error on the other.
+"""Turns an error on one side into the same error on the other.
 
-Over TLS a refusal has an error's code and says why; the code is looked up among those of
-sealring/errors.py and the text is cut and cleaned, so a peer chooses among our errors and can do
-nothing else. Where TLS
-itself fails there is only an alert or a verify code, and the tables for those are here too.
+A refusal over TLS has an error's code and a text. The code must be one of those in
+sealring/errors.py, and the text is cut and cleaned, so a peer can only choose one of our errors.
+If TLS itself fails there is only an alert or a verify code; their tables are here too.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ _SAYS: Final = " says: "
 
 _REFUSAL: Final = frozenset({"type", "error", "text"})
 _MISDIRECTED: Final = "misdirected"
-"""Beside them, and true, where an address was false; else it is not there."""
+"""An optional field: present and true if the peer was reached at a wrong address."""
 _ABOUT: Final = "about"
-"""Beside them, in what a worker tells that has ended: the rank that its error is about."""
+"""An optional field: the rank that the error is about, if another worker reported it."""
 _ENDED: Final = _REFUSAL | {"failure", "about", "by", "collective"}
 
 _REFUSALS: Final = frozenset(
@@ -68,7 +67,7 @@ _ALERTS: Final[dict[int, tuple[str, str]]] = {
     116: ("handshake.unknown_authority", "got no certificate from this worker"),
     120: ("handshake.protocol_mismatch", "does not speak sealring's protocol"),
 }
-"""TLS alerts, by RFC 8446's number, as received from the peer."""
+"""Code and text for each TLS alert that the peer sent, by its number in RFC 8446."""
 
 _REASONS: Final[dict[str, tuple[str, str]]] = {
     "peer did not return a certificate": ("handshake.unknown_authority", "showed no certificate"),
@@ -80,13 +79,13 @@ _REASONS: Final[dict[str, tuple[str, str]]] = {
     ),
     "no suitable groups": ("handshake.suite_mismatch", "shares no key exchange with this worker"),
 }
-"""What OpenSSL itself found wrong with what the peer sent."""
+"""Code and text for each reason that OpenSSL itself gives for refusing what the peer sent."""
 
 
 def refusal_of(error: SealringError) -> Message:
     if isinstance(error, GroupEnded) and error.failure is not None:
         return _refusal_with(error.failure)
-    # Other errors are ours alone: the peer learns that we are gone, not what happened here.
+    # The peer does not learn other errors of this worker, only that this worker is gone.
     told = error.code in _REFUSALS or isinstance(error, Unsupported)
     code = error.code if told else PeerUnreachable.code
     refusal: Message = {"type": "refusal", "error": code, "text": _clean(passed_on(error))}
@@ -100,7 +99,8 @@ def refusal_of(error: SealringError) -> Message:
 def error_of(message: Message, who: str, peer: int) -> SealringError:
     """The error that a verified peer's refusal stands for.
 
-    That it refuses this worker is seen here; what it says about a rank is its word alone.
+    `proven` is true if the error is about this peer: its refusal was seen here. If the peer reports
+    another rank, there is only its word for it.
     """
     if message.get("error") == GroupEnded.code:
         return _ended(message, who, peer)
@@ -132,16 +132,16 @@ def error_of(message: Message, who: str, peer: int) -> SealringError:
 
 
 def passed_on(error: SealringError) -> str:
-    """What others are told of it.
+    """The text with which an error is passed on to others.
 
-    Along a large group's tree an error takes many steps. It keeps the name of the worker that first
-    told it, and not of those in between: their names would take the place of what it says.
+    In a large group's tree an error passes many workers. Its text names only the worker that first
+    told it: the names of all workers on the way would leave no room for the reason.
     """
     return (error.passed_on if isinstance(error, HandshakeError) else "") or str(error)
 
 
 def _refusal_with(failure: GroupError) -> Message:
-    """A group's failure, with what every other member must learn of it."""
+    """A refusal that carries a group's failure, so that every other member learns it."""
     return {
         "type": "refusal",
         "error": GroupEnded.code,
@@ -175,7 +175,7 @@ def _ended(message: Message, who: str, peer: int) -> HandshakeError:
 
 
 def from_verify_code(code: int, who: str, claimed: int | None) -> HandshakeError:
-    """The certificate's chain did not verify, so its claims are claims and no more."""
+    """The error for a certificate whose chain did not verify. Its claimed rank is not proved."""
     claim = "" if claimed is None else f" (it claims to be rank {claimed})"
     if code == Code.ERR_CERT_HAS_EXPIRED:
         return PeerNotAdmitted(
@@ -212,13 +212,13 @@ def from_reason(reason: str, who: str) -> HandshakeError:
 
 
 def _known(code: str, text: str, **facts: Any) -> Any:
-    """An error by one of the codes in the tables above."""
+    """Makes the error of a code from the tables above."""
     kind: Any = classes_by_code()[code]
     return kind(text, code=code, **facts)
 
 
 def _clean(reason: str) -> str:
-    """One line of text that a terminal can show."""
+    """Makes one line of bounded length that is safe to show on a terminal."""
     reason = "; ".join(reason.splitlines())
     cut = reason if len(reason) <= _MAX_TEXT else reason[: _MAX_TEXT - 1] + "…"
     return "".join(letter if letter.isprintable() else "?" for letter in cut)

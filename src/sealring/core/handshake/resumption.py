@@ -1,19 +1,19 @@
-"""A connection under a session: two messages, then set-up messages as over TLS.
+"""A connection under a session: two messages open it, then it carries set-up messages as TLS does.
 
     dialer   -> open:   session id (16) || step (8) || random (32) || tag (32)
-    acceptor -> answer: random (32) || tag (32)       or nothing: it has no such session
+    acceptor -> answer: random (32) || tag (32)       or empty: it has no such session
 
-Each is in a frame, which has the form of a TLS record with a content type that TLS does not use:
-type (1), version (2), length (2), content. A tag is HMAC-SHA256 under a key of the session's
-present step, over all that was said before it and both certificates' digests. With the answer both
-ends take the opener's chain of the session one step on. A dialer that gets no valid answer cannot
-know whether the acceptor has, so it ends the session, and the next attempt is a TLS handshake: an
-adversary that interferes with these two messages causes handshakes and nothing else.
+Each message is in a frame. A frame has the form of a TLS record with a content type that TLS does
+not use: type (1), version (2), length (2), content. A tag is HMAC-SHA256 with a key of the
+session's present step, over both certificates' digests and all that was said before the tag. With
+the answer both ends move the dialer's chain one step on. A dialer that gets no valid answer cannot
+know whether the acceptor has done so. It ends the session, and the next attempt is a TLS handshake.
+So an adversary that interferes with these two messages causes only handshakes.
 
-Set-up messages then travel in frames as well: AES-256-GCM ciphertext and tag, under one key for
-each direction, with a count as the nonce and the frame's header as associated data. A frame that
-was changed is MalformedSetup and ends the attempt to form the group, as a changed TLS record does.
-No byte is read past the last frame, because records follow it on the same socket.
+Set-up messages then travel in frames too: AES-256-GCM ciphertext and tag, with one key for each
+direction, a counter as the nonce and the frame's header as associated data. A changed frame raises
+MalformedSetup and ends the attempt to form the group, as a changed TLS record does. No byte is read
+past the last frame, because records follow on the same socket.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from sealring.limits import (
 )
 
 FRAME: Final = bytes([SESSION_FRAME, 0, PROTOCOL_VERSION])
-"""How every frame begins: a content type that TLS has not assigned, and the version."""
+"""The first bytes of every frame: a content type that TLS does not use, and the version."""
 _HEADER_BYTES: Final = len(FRAME) + 2
 _RANDOM_BYTES: Final = 32
 _MAC_BYTES: Final = 32
@@ -62,10 +62,10 @@ class SessionConnection(Connection):
         deadline: float,
         may_go_on: Callable[[Session], bool] = lambda _: True,
     ) -> None:
-        """With a session, this worker dialed; without one, the peer's first message names it.
+        """A dialer gives the session; for an acceptor the peer's first message names it.
 
-        An acceptor ends a session that may not go on, as one with a peer that is not admitted any
-        more: by TLS the peer learns why.
+        If `may_go_on` returns False, for instance because the peer is no longer admitted, an
+        acceptor ends the session. The peer then tries TLS, and learns the reason from it.
         """
         super().__init__(sock, who, deadline)
         self._may_go_on = may_go_on
@@ -76,7 +76,7 @@ class SessionConnection(Connection):
         self.sends: _native.FrameSealer | None = None
         self.receives: _native.FrameOpener | None = None
         self._plain = bytearray()
-        """What the last frame held, and how much of it was taken."""
+        """The content of the last frame, of which `_taken` bytes were taken."""
         self._taken = 0
 
     @property
@@ -85,10 +85,10 @@ class SessionConnection(Connection):
         return self._session.own_fingerprint
 
     def check_negotiated(self) -> None:
-        """Nothing is negotiated: TLS was checked when the session was made."""
+        """Does nothing: a session negotiates nothing, and its TLS connection was checked."""
 
     def handshake(self) -> x509.Certificate:
-        """As the dialer."""
+        """Opens the connection as the dialer. Ends the session if that fails."""
         session = self._session
         assert session is not None
         chain = session.opening
@@ -105,7 +105,10 @@ class SessionConnection(Connection):
         return session.peer_certificate
 
     def _take_turn(self, chain: Chain) -> None:
-        """Wait for it; not longer than the socket is open, which another thread may cut."""
+        """Waits for this thread's turn on the chain, until the deadline or until the socket closes.
+
+        Another thread may close the socket.
+        """
         while not chain.turn.acquire(timeout=_LOOK_SECONDS):
             if time.monotonic() >= self.deadline:
                 raise PeerUnreachable(f"{self.who} did not answer another connection in time")
@@ -137,7 +140,7 @@ class SessionConnection(Connection):
         self.take_keys(chain, ours + theirs, fingerprints + message + answer, dialer=True)
 
     def advance(self) -> x509.Certificate | None:
-        """As the acceptor."""
+        """Answers the dialer's opening message as the acceptor; None while it is incomplete."""
         whole = _HEADER_BYTES + _OPEN_BYTES
         while len(self._opening) < whole:
             try:
@@ -160,7 +163,7 @@ class SessionConnection(Connection):
         return session.peer_certificate
 
     def _answer(self, session: Session) -> bool:
-        """Whether the peer proved that it has the session, at the step at which it is here."""
+        """Answers if the peer proved the session at the step that it has here. Returns whether."""
         said, tag = self._opening[:-_MAC_BYTES], self._opening[-_MAC_BYTES:]
         step = int.from_bytes(said[_HEADER_BYTES + ID_BYTES :][:8], "big")
         fingerprints = session.peer_fingerprint + session.own_fingerprint
@@ -170,7 +173,7 @@ class SessionConnection(Connection):
                 return False
             if not hmac.compare_digest(tag, chain.open_tag(fingerprints + said)):
                 return False
-            # After the tag: the id is public, and a stranger must not cause this work.
+            # Checked after the tag: the id is public, and a stranger must not cause this work.
             if not self._may_go_on(session):
                 self._sessions.discard(session)
                 return False
@@ -210,7 +213,7 @@ class SessionConnection(Connection):
             yield from self._sending_all(sealed)
 
     def message_now(self, most: int = MAX_SETUP_BYTES) -> bytearray | None:
-        """Nearly always a frame is a message, and no further copy is made."""
+        """The peer's next message. Nearly always it is one whole frame, copied only once."""
         if self._announced is None and not self._at and self._taken == len(self._plain):
             if not self._receive_frame():
                 return None
@@ -232,7 +235,7 @@ class SessionConnection(Connection):
         return count
 
     def _receive_frame(self) -> bool:
-        """Whether the whole frame has come."""
+        """Receives a frame. Returns False while some of it is missing."""
         assert self.receives is not None
         try:
             plain = self.receives.receive(self._socket.fileno())

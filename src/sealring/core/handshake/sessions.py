@@ -1,14 +1,14 @@
-"""Sessions: what two processes that proved themselves by TLS keep for their later connections.
+"""Sessions: the secrets that two processes keep from TLS for their later connections.
 
-A session is two secrets from TLS's exporter and the two certificates. Each secret is a chain: one
-for the connections that one end opens, one for those of the other end, so that both may open at
-once. A connection mixes fresh randomness of both ends into its own secret (resumption.py) and takes
-its chain one step on: the next secret is derived and the old one overwritten. So no two connections
-share a key, whatever an adversary replays, and who gets hold of a session later cannot compute the
-keys of the connections before.
+A session has two secrets from TLS's exporter and the two certificates. Each secret belongs to a
+chain, one for the connections that each end opens, so that both ends may open at once. A connection
+mixes fresh randomness of both ends into its own secret (resumption.py), and moves its chain one
+step on: it derives the next secret and overwrites the old one. So no two connections share a key,
+whatever an adversary replays. Somebody who steals a session later cannot compute the keys of
+earlier connections.
 
-A session ends with either process, and with either certificate. Whether the peer is still admitted
-is judged anew for each connection (channel.py).
+A session ends with either process and with either certificate. Each connection checks again whether
+the peer is still admitted (peers.py).
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ _NEXT: Final = b"sealring 2 session next"
 
 @dataclass(eq=False, slots=True)
 class Chain:
-    """The secret of the connections that one end opens, and the step that it has reached."""
+    """The secret for the connections that one end opens, and the number of steps taken."""
 
     secret: _native.Secret = field(repr=False)
     step: int = 0
     turn: threading.Lock = field(default_factory=threading.Lock, repr=False)
-    """Held by the thread that takes the chain one step on, from its first message to the step."""
+    """A thread that moves the chain on holds this from its first message until the step."""
     _guard: threading.Lock = field(default_factory=threading.Lock, repr=False)
     """Held while the secret is used: another thread may end the session meanwhile."""
     _ended: bool = False
 
-    # In one's turn:
+    # The caller of these three holds `turn`:
 
     def open_tag(self, message: bytes) -> bytes:
         return self._tag(_OPEN, message)
@@ -58,7 +58,7 @@ class Chain:
         return self._tag(_ANSWER, messages)
 
     def take_step(self, randomness: bytes, messages: bytes) -> _native.Secret:
-        """The secret of one connection; the chain's own is replaced and the old one wiped."""
+        """Returns one connection's secret. Replaces the chain's secret, and wipes the old one."""
         with self._guard:
             self._require_alive()
             connection = self.secret.derive(randomness, _CONNECTION + messages, KEY_BYTES)
@@ -91,11 +91,11 @@ class Session:
     own_certificate: x509.Certificate
     peer_certificate: x509.Certificate
     id: bytes
-    """Public. Known to the two ends and to the network between them."""
+    """Public: the network sees it."""
     opening: Chain
-    """For the connections that this worker opens."""
+    """The chain for connections that this worker opens."""
     answering: Chain
-    """For those that the peer opens."""
+    """The chain for connections that the peer opens."""
 
     @staticmethod
     def exported(
@@ -106,7 +106,7 @@ class Session:
         *,
         dialer: bool,
     ) -> Session:
-        """From what TLS's exporter gave both ends, which is wiped."""
+        """Makes a session from the material of TLS's exporter, and wipes the material."""
         ident = bytes(material.part(2 * KEY_BYTES, ID_BYTES))
         dialers = Chain(material.part(0, KEY_BYTES))
         acceptors = Chain(material.part(KEY_BYTES, KEY_BYTES))
@@ -140,11 +140,11 @@ class SessionTable:
         self._by_rank: dict[int, Session] = {}
         self.by_id: dict[bytes, Session] = {}
         self.certificates = KnownCertificates()
-        """Of those, and of members of groups that this worker has no session with."""
+        """Verified certificates: of peers with a session, and of other members of groups."""
         self.handshakes = 0
-        """TLS handshakes that ended in a session."""
+        """The number of TLS handshakes that made a session."""
         self.resumptions = 0
-        """Connections under a session, without TLS."""
+        """The number of connections under a session, without TLS."""
 
     @property
     def here(self) -> bool:
@@ -152,7 +152,7 @@ class SessionTable:
         return self._process.here
 
     def add(self, session: Session) -> None:
-        """A newer session with a rank takes the place of the older one."""
+        """Adds a session, which replaces an older one with the same rank."""
         with self._lock:
             self.handshakes += 1
             self._remove(self._by_rank.get(session.peer_rank))
@@ -172,7 +172,7 @@ class SessionTable:
             self.resumptions += 1
 
     def discard(self, session: Session) -> None:
-        """End a session whose two ends may no longer be at one step."""
+        """Ends a session, for instance because its two ends may be at different steps."""
         with self._lock:
             self._remove(session)
 
@@ -205,7 +205,7 @@ _tables_lock: Final = OwnLock()
 
 
 def process_sessions(job: str, rank: int) -> SessionTable:
-    """The sessions of this process as that worker; a forked child starts with none."""
+    """This process's sessions as the given worker. A forked child starts with an empty table."""
     with _tables_lock:
         table = _tables.get((job, rank))
         if table is None or not table.here:

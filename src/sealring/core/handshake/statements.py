@@ -1,11 +1,10 @@
-"""What each member says of itself when a group forms; the transcript over all of it; signatures.
+"""Each member's statement when a group forms, the transcript over all statements, and signatures.
 
-A statement passes through other members on its way, so it proves nothing by itself. What proves it
-is its author's signature over the transcript, which has every statement in it: a member that
-changes, drops or adds one ends with another transcript than the others, whose signatures it cannot
-make. A statement also has a commitment: the digest of a random value that its author shows when it
-has verified every member's signature, and that no other process can show before. Pure: bytes in,
-value out.
+Other members pass a statement on, so it proves nothing by itself. Its author proves it by signing
+the transcript, which covers every statement. If a member changes, drops or adds a statement, the
+others get another transcript, and it cannot make their signatures. A statement also has a
+commitment: the digest of a random value. Its author shows the value after it has verified every
+member's signature; no other process can show it before. No I/O: bytes in, value out.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from sealring.formats.signed import sign
 from sealring.limits import KEY_BYTES
 
 MAX_STATEMENT_BYTES: Final = _native.MAX_STATEMENT_BYTES
-"""A certificate may have an attestation of up to 48 KiB in it."""
+"""Large enough for a certificate with an attestation of up to 48 KiB in it."""
 _TRANSCRIPT: Final = b"sealring 2 transcript"
 _SECRET: Final = b"sealring 2 group secret"
 _GROUP_KEY: Final = b"sealring 2 group key"
@@ -45,16 +44,16 @@ class Statement:
     instance: str
     host: str
     addresses: bytes
-    """Where the member can be reached for further links, as in the store; nothing if nowhere."""
+    """Where the member can be reached for further links, encoded as in the store; may be empty."""
     certificate: bytes
-    """Its DER encoding."""
+    """The certificate's DER encoding."""
     commitment: bytes
-    """To the value that the member shows in the last round (`commitment_to`)."""
+    """The commitment to the value that the member shows in the last round (`commitment_to`)."""
     contribution: _native.Secret = field(repr=False)
-    """Fresh random bytes, towards the group's secret."""
+    """Fresh random bytes for the group's secret."""
 
     def encode(self) -> bytearray:
-        """For the caller to overwrite: the contribution is in it."""
+        """The statement as bytes. The caller overwrites them: they hold the contribution."""
         public = (
             integer_field(self.rank),
             self.instance.encode(),
@@ -64,7 +63,7 @@ class Statement:
             self.commitment,
         )
         head = framed(public) + KEY_BYTES.to_bytes(4, "big")
-        # Of its final size at once: a buffer that grows leaves copies of its content behind.
+        # Allocated at its final size: a growing buffer leaves copies of its content behind.
         out = bytearray(len(head) + KEY_BYTES)
         with memoryview(out) as view, memoryview(self.contribution) as secret:
             view[: len(head)] = head
@@ -73,7 +72,7 @@ class Statement:
 
 
 class Stated(NamedTuple):
-    """What others read in a member's statement, and what is public of it."""
+    """The public fields of a member's statement, as others read them."""
 
     rank: int
     instance: str
@@ -83,7 +82,7 @@ class Stated(NamedTuple):
     fingerprint: bytes
     """SHA-256 of the certificate."""
     contributes: bool
-    """Its contribution is not all zeros."""
+    """Whether the contribution is not all zeros."""
 
 
 class Statements:
@@ -106,28 +105,28 @@ class Statements:
             raise MalformedSetup("a statement's instance, host or addresses are none")
 
     def transcript(self, terms: Terms) -> bytes:
-        """32 bytes over all that the members agree on."""
+        """A digest of 32 bytes over everything that the members agree on."""
         settings = json.dumps(dict(terms.settings), sort_keys=True, separators=(",", ":"))
         before = framed([_TRANSCRIPT]) + framed_group(terms) + framed([settings.encode()])
         return self._native.transcript(before)
 
     def wrong_value(self, shown: Iterable[bytes | bytearray]) -> int | None:
-        """The place of the first member that has shown another value than it committed to."""
+        """The place of the first member whose value differs from its commitment; else None."""
         place = self._native.first_wrong_value(framed([_CONFIRMS]), tuple(shown))
         return None if place < 0 else place
 
     def group_secret(self, transcript: bytes) -> _native.Secret:
-        """From every member's contribution; they are wiped."""
+        """Derives the group's secret from all contributions, and wipes them."""
         return self._native.group_secret(transcript, _SECRET, KEY_BYTES)
 
 
 def encode_bundle(entries: Mapping[int, bytes | bytearray], head: bytes = b"") -> bytearray:
-    """Each member's bytes with its rank, in the order of the ranks; `head` before all of it."""
+    """Encodes `head`, then each member's rank and bytes, in the order of the ranks."""
     return _native.encode_bundle(entries, head)
 
 
 def parse_bundle(raw: bytes | bytearray, start: int = 0) -> dict[int, bytearray]:
-    """For the caller to overwrite, as `raw` is."""
+    """Parses a bundle into each member's bytes, by rank. The caller overwrites them and `raw`."""
     try:
         return _native.parse_bundle(raw, start)
     except ValueError:
@@ -135,16 +134,16 @@ def parse_bundle(raw: bytes | bytearray, start: int = 0) -> dict[int, bytearray]
 
 
 def group_keys(secret: _native.Secret, ranks: Iterable[int]) -> list[_native.Secret]:
-    """What each of these members seals with that others pass on."""
+    """The key of each of these members, with which it seals records that others forward."""
     infos = tuple([_GROUP_KEY + integer_field(rank) for rank in ranks])
     return secret.derive_each(b"", infos, KEY_BYTES)
 
 
 def commitment_to(value: _native.Secret | bytearray) -> bytes:
-    """What a member states in the first round of the value that it shows in the last one."""
+    """The commitment of the first round to the value that a member shows in the last round."""
     with memoryview(value) as shown:
         digest = hashlib.sha256(framed([_CONFIRMS]) + len(shown).to_bytes(4, "big"))
-        digest.update(shown)  # no copy of it, for it may not have been shown yet
+        digest.update(shown)  # without a copy: the value may still be secret
     return digest.digest()
 
 
@@ -157,9 +156,9 @@ def wrong_signer(
     signatures: Mapping[int, bytes],
     transcript: bytes,
 ) -> int | None:
-    """The first of these ranks whose signature its certificate's key did not make.
+    """The first rank whose signature its certificate's key did not make; None if all are right.
 
-    All of them are verified in one call, without the interpreter.
+    One native call verifies all signatures, without Python's lock.
     """
     ranks = list(signatures)
     wrong = _native.wrong_signatures(
@@ -171,5 +170,5 @@ def wrong_signer(
 
 
 def _signed(transcript: bytes) -> bytes:
-    """As in TLS 1.3 (RFC 8446, 4.4.3): no signature for one purpose is valid for another."""
+    """The signed bytes, as in TLS 1.3 (RFC 8446, 4.4.3): a signature is valid for one purpose."""
     return b" " * 64 + _AGREES + b"\0" + transcript

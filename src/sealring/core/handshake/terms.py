@@ -1,7 +1,7 @@
-"""What two workers must agree on before they share keys, and the digests that bind it.
+"""What two workers must agree on before they share keys, and the digests that bind it into keys.
 
-Every digest is SHA-256 over fields that each carry their length, so no two different lists of
-fields have the same bytes.
+Every digest is SHA-256 over fields, each with its length before it. So different lists of fields
+never have the same bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from sealring.errors import ConfigurationError
 from sealring.limits import MAX_WORLD, PROTOCOL_VERSION, SUITE
 
 Purpose = Literal["form", "collectives", "messages"]
-"""What a pipe is for: first to form its group, and then for collectives; or opened later."""
+"""The use of a pipe. A "form" pipe first forms its group and then carries collectives. Pipes with
+the other purposes are opened later."""
 PURPOSES: Final[tuple[Purpose, ...]] = get_args(Purpose)
 
 
@@ -29,10 +30,10 @@ class PipeName(NamedTuple):
     """A pipe between this worker and another one, in one epoch of a group."""
 
     peer: int
-    """Its rank in the job."""
+    """The other worker's rank in the job."""
     purpose: Purpose = "form"
     lane: int = 0
-    """Of several pipes for collectives; the first is number 0."""
+    """The number of one of several pipes for collectives, from 0 on."""
 
 
 MAX_NAME = 255
@@ -40,7 +41,7 @@ _INSTANCE = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 
 def is_name(text: str) -> bool:
-    """A group, epoch or host: short, printable, and the same bytes for everybody."""
+    """Whether a text can name a group, an epoch or a host: short and printable."""
     return 1 <= len(text) <= MAX_NAME and text.isprintable()
 
 
@@ -62,17 +63,18 @@ class Terms:
     rank: int
     """This worker's rank in the job."""
     settings: Mapping[str, int]
-    """What all members must have set alike."""
+    """The settings that must be equal on all members."""
     instance: str = field(default_factory=lambda: secrets.token_hex(16))
-    """Random per attempt: tells a worker that reconnects from a second one with its rank."""
+    """Random for each attempt. It distinguishes a worker that reconnects from a second worker with
+    the same rank."""
     transcript: str = ""
-    """Of the group as it was formed, in hexadecimal: for links that are made afterwards."""
+    """The formed group's transcript in hexadecimal, for links that are made afterwards."""
     purpose: Purpose = "form"
     lane: int = 0
     certificates: frozenset[bytes] = frozenset()
     """SHA-256 of the certificates with which the group was formed, for links made afterwards."""
     host: str = field(default_factory=lambda: socket.gethostname() or "unnamed")
-    """For people to read, and for the choice of algorithm: who shares a host with whom."""
+    """The host's name. People read it, and it shows which ranks share a host."""
 
     def __post_init__(self) -> None:
         check_job(self.job)
@@ -101,7 +103,7 @@ def members_digest(members: tuple[int, ...]) -> str:
 
 
 def group_context(terms: Terms) -> bytes:
-    """32 bytes that every member computes alike; records carry them as associated data."""
+    """32 bytes that every member computes alike. They are part of records' associated data."""
     return hashlib.sha256(framed_group(terms)).digest()
 
 
@@ -115,7 +117,7 @@ def link_context(
     dialer_hello: bytes,
     acceptor_hello: bytes,
 ) -> bytes:
-    """32 bytes that both ends of one connection compute alike; the exporter's context."""
+    """32 bytes that both ends of a connection compute alike, used as the exporter's context."""
     ends = [
         integer_field(dialer),
         integer_field(acceptor),
@@ -128,13 +130,13 @@ def link_context(
 
 
 def framed_group(terms: Terms) -> bytes:
-    """The fields that name the group, framed."""
+    """The fields that name the group, each with its length."""
     return _framed_group(terms.job, terms.group, terms.epoch, terms.world, terms.members)
 
 
 @lru_cache(maxsize=64)
 def _framed_group(job: str, group: str, epoch: str, world: int, members: tuple[int, ...]) -> bytes:
-    """Kept, because every link of a group needs it, its transcript and its records."""
+    """Cached: every link of a group needs this, and so do its transcript and its records."""
     fields = [
         integer_field(PROTOCOL_VERSION),
         SUITE.encode(),

@@ -1,8 +1,8 @@
-"""One TLS 1.3 connection on a connected socket, with a deadline.
+"""A TLS 1.3 connection on a connected socket, with a deadline.
 
-The socket is handed on to the native records when TLS is done with it, so TLS must not read a byte
-past its own records. OpenSSL reads a record's header and then just its body as long as read-ahead
-is off, which is its default; test_raw_bytes_after_detach holds it to that.
+After TLS the native core reads records from the same socket, so TLS must not read a byte past its
+own records. While read-ahead is off, which is the default, OpenSSL reads a record's header and then
+exactly its body; test_raw_bytes_after_detach checks that.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from sealring.limits import KEY_EXCHANGE, MAX_SETUP_BYTES
 
 
 class LoadedKey:
-    """OpenSSL has the key as long as this object, or a connection that was given it."""
+    """A private key loaded into OpenSSL. OpenSSL frees it after this object and its connections."""
 
     __slots__ = ("__weakref__", "pointer")
 
     def __init__(self, key: KeptKey) -> None:
-        """pyOpenSSL's own function for it leaves copies of the key in memory."""
+        """Loads the key without pyOpenSSL's own function, which leaves copies of it in memory."""
         loaded: Any = ffi.NULL
         encoded = key.enlarged()
         overwritten = _native.FreedMemoryOverwritten()
@@ -56,7 +56,7 @@ class LoadedKey:
         if loaded == ffi.NULL:
             lib.ERR_clear_error()
             raise MemoryError("OpenSSL has no memory for a private key")
-        # Not in a __del__: that runs while another thread can still find this object.
+        # Not freed in a __del__: that runs while another thread can still find this object.
         self.pointer: Any = ffi.gc(loaded, _free)
 
 
@@ -69,12 +69,12 @@ def _free(pointer: Any) -> None:
 
 _lock: Final = OwnLock()
 _loaded: Final[weakref.WeakValueDictionary[KeptKey, LoadedKey]] = weakref.WeakValueDictionary()
-# A child has none of its parent's keys, and must not find one here.
+# A forked child has none of its parent's keys, and must not find one here.
 os.register_at_fork(after_in_child=_loaded.clear)
 
 
 def loaded(key: KeptKey) -> LoadedKey:
-    """For a handshake. Who keeps it keeps the key in memory that nothing protects."""
+    """The loaded key, for a handshake. While it is kept, the key is in unprotected memory."""
     with _lock:
         found = _loaded.get(key)
         if found is None:
@@ -91,11 +91,12 @@ _DATES: Final = (
 _NO_AUTO_CHAIN: Final = 0x8  # SSL_MODE_NO_AUTO_CHAIN, which pyOpenSSL does not name
 _CLEANSE_PLAINTEXT: Final = 0x2  # SSL_OP_CLEANSE_PLAINTEXT: what was read is overwritten
 _MOST_LATE: Final = 16
-"""An acceptor's OpenSSL sends two tickets, of which no use is made. More is no set-up."""
+"""The most TLS messages after the handshake. An acceptor's OpenSSL sends two tickets, which are not
+used; more messages have no place in a set-up."""
 _RECORD_BYTES: Final = 16 << 10
-"""What a TLS record holds at most."""
+"""The most bytes in a TLS record."""
 _MOST_CONTEXTS: Final = 64
-"""A worker has two, and as many again when its authority is replaced."""
+"""The most cached contexts. A worker needs two, and two more when its authority is replaced."""
 
 T = TypeVar("T")
 
@@ -116,11 +117,11 @@ class TlsConnection(Connection):
         self._verify_code: int | None = None
         self._claimed_rank: int | None = None
         self._late = 0
-        """Turns of TLS's own state after its handshake: two for each ticket or new key."""
+        """Changes of TLS's state after its handshake: two for each ticket or new key."""
         self._ahead = bytearray()
-        """What a record held beyond the bytes that were taken."""
+        """Bytes of a record that were read but not taken yet."""
         self._key: LoadedKey | None = None
-        """Until it has signed."""
+        """The private key, kept until it has signed."""
         self._tls = self._new_tls(credentials, dialer=dialer)
 
     @NoFork()
@@ -130,8 +131,8 @@ class TlsConnection(Connection):
         identify(tls, credentials, self._key)
         tls.set_app_data(self)
         tls.set_info_callback(self._on_info)
-        # With this mode, which pyOpenSSL sets, one call reads on for as long as the peer sends
-        # messages of TLS itself, and no deadline counts.
+        # pyOpenSSL sets this mode. With it one call would read on as long as the peer sends TLS's
+        # own messages, past any deadline.
         lib.SSL_clear_mode(tls._ssl, lib.SSL_MODE_AUTO_RETRY)
         if dialer:
             tls.set_connect_state()
@@ -140,15 +141,15 @@ class TlsConnection(Connection):
         return tls
 
     def handshake(self) -> x509.Certificate:
-        """Run TLS's handshake; returns the certificate whose key the peer has used.
+        """Does TLS's handshake. Returns the certificate whose key the peer has used.
 
-        Its chain is checked, its dates are not: see `on_certificate`.
+        The certificate's chain is checked, but not its dates: see `on_certificate`.
         """
         self._run(self._tls.do_handshake)
         return self._established()
 
     def advance(self) -> x509.Certificate | None:
-        """The same without waiting; None while bytes of the peer are missing."""
+        """Like `handshake`, without waiting: None while bytes of the peer are missing."""
         with _Call(self):
             try:
                 self._tls.do_handshake()
@@ -166,10 +167,11 @@ class TlsConnection(Connection):
         return certificate
 
     def _give_up_private_key(self) -> None:
-        """It has signed; a connection may live as long as a group takes to form.
+        """Removes the private key from the connection, after the key has signed.
 
-        With another context a connection takes that one's certificate and key, and here it has
-        none. What the handshake agreed on stays, and so does what the connection itself was set to.
+        A connection may live as long as a group takes to form. Its context is replaced by one
+        without a certificate and key, so it has none then. What the handshake agreed on stays, and
+        so do the connection's own settings.
         """
         keyless = _without_key()._context
         overwritten = _native.FreedMemoryOverwritten()
@@ -185,7 +187,7 @@ class TlsConnection(Connection):
         return self._own_fingerprint
 
     def check_negotiated(self) -> None:
-        """Refuse what TLS would have agreed to and we do not."""
+        """Raises PeerIncompatible if TLS agreed on another key exchange or protocol."""
         group = self._tls.get_group_name()
         if group != KEY_EXCHANGE:
             raise PeerIncompatible(
@@ -199,7 +201,8 @@ class TlsConnection(Connection):
                 code="handshake.protocol_mismatch",
             )
 
-    # pyOpenSSL's own functions for these return `bytes`, which cannot be overwritten.
+    # The next methods do not use pyOpenSSL's functions: those return `bytes`, which cannot be
+    # overwritten.
 
     def export(self, label: bytes, length: int, context: bytes) -> _native.Secret:
         secret = _native.Secret.zeros(length)
@@ -222,7 +225,7 @@ class TlsConnection(Connection):
             yield
 
     def message_now(self, most: int = MAX_SETUP_BYTES) -> bytearray | None:
-        """Nearly always a TLS record is a message, and one call reads it."""
+        """The peer's next message. Nearly always it is one TLS record, which one call reads."""
         if self._announced is None and not self._at and not self._ahead:
             room = bytearray(_RECORD_BYTES)
             with Erased(room), memoryview(room) as view:
@@ -258,18 +261,18 @@ class TlsConnection(Connection):
         return read
 
     def _drop(self) -> None:
-        """Frees OpenSSL's state and keys, also where the Python objects are still held.
+        """Frees OpenSSL's state and keys, even if the Python objects are still referenced.
 
-        The traceback of the error that ended the connection holds them. The private key of a
-        handshake that has not ended is freed with them. OpenSSL does not overwrite the connection's
-        secrets when it frees them. The descriptor is not its own.
+        The traceback of the error that ended the connection may reference them. This also frees the
+        private key of an unfinished handshake. OpenSSL does not overwrite a connection's secrets
+        when it frees them, so freed memory is overwritten here. The socket stays open.
         """
         _native.erase(self._ahead)
         tls: SSL.Connection | None = self.__dict__.pop("_tls", None)
         if tls is None:
             return
         overwritten = _native.FreedMemoryOverwritten()
-        tls._reverse_mapping.pop(tls._ssl, None)  # the address may be another connection's soon
+        tls._reverse_mapping.pop(tls._ssl, None)  # another connection may get the address soon
         with NoFork():
             ffi.release(tls._ssl)
         tls._ssl = tls._context = None  # type: ignore[assignment]
@@ -288,14 +291,14 @@ class TlsConnection(Connection):
             self._wait(event)
 
     def named(self, problem: Exception) -> SealringError | None:
-        """The error that one of TLS's stands for."""
+        """The sealring error that an error of TLS stands for; None if it is no error of TLS."""
         if isinstance(problem, SSL.ZeroReturnError | SSL.SysCallError | OSError):
             if self._alert is not None:
                 return from_alert(self._alert, self.who)
             return PeerUnreachable(f"{self.who} closed the connection during set-up")
         if not isinstance(problem, SSL.Error):
             return None
-        # Our own verdict first: after it the peer's alert, if any, is only an answer.
+        # Our own verdict comes first: an alert of the peer is then only its answer.
         if self._verify_code is not None:
             return from_verify_code(self._verify_code, self.who, self._claimed_rank)
         if self._alert is not None:
@@ -303,24 +306,24 @@ class TlsConnection(Connection):
         return from_reason(_reason(problem), self.who)
 
     def on_certificate(self, certificate: crypto.X509, code: int, depth: int, ok: int) -> bool:
-        """OpenSSL's verdict on each certificate of the chain, which stands, with one delay.
+        """Accepts OpenSSL's verdict on each certificate of the chain, except for a worker's dates.
 
-        A worker's own dates are not judged here but in `identity.verify`, which each end calls as
-        soon as TLS is up and without which there is no VerifiedPeer. By then the peer has proved to
-        hold the key, so an old certificate that somebody replays cannot pass for a member's, and
-        the refusal can say "expired" or "not yet valid", for which TLS has one alert.
+        `identity.verify` checks those dates as soon as TLS is up; without it there is no
+        VerifiedPeer. By then the peer has proved that it holds the key, so nobody can pass for a
+        member by replaying its old certificate. And the refusal can say "expired" or "not yet
+        valid", for which TLS has only one alert.
         """
         if ok or (depth == 0 and code in _DATES):
             return True
         if depth == 0:
-            # Only for the log; a strange certificate must not choose which exception we raise.
+            # Only for the error's text: a malformed certificate must not choose the exception.
             with contextlib.suppress(Exception):
                 self._claimed_rank = claims_of(certificate.to_cryptography()).name.rank
         self._verify_code = code
         return False
 
     def _on_info(self, _: SSL.Connection, where: int, value: int) -> None:
-        # The low byte is the alert; 0 is close_notify, which is no failure.
+        # The low byte is the alert. 0 is close_notify, which is not a failure.
         if where == SSL.SSL_CB_READ_ALERT and value & 0xFF:
             self._alert = value & 0xFF
         elif self.established and where in (SSL.SSL_CB_ACCEPT_LOOP, SSL.SSL_CB_CONNECT_LOOP):
@@ -328,7 +331,7 @@ class TlsConnection(Connection):
 
 
 class _Allocated(SSL.Connection):
-    """pyOpenSSL would hand OpenSSL the null pointer that it got from it where memory lacks."""
+    """Raises MemoryError if OpenSSL has no memory; pyOpenSSL would go on with a null pointer."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "_ssl" and value == ffi.NULL:
@@ -338,9 +341,9 @@ class _Allocated(SSL.Connection):
 
 
 class _Call:
-    """A call of TLS: no fork in it, and its errors get sealring's names.
+    """The context of a call of TLS: no fork happens in it, and it raises sealring's errors.
 
-    Every set-up message takes several.
+    A class and no generator, because every set-up message makes several such calls.
     """
 
     __slots__ = ("_connection", "_no_fork")
@@ -360,10 +363,10 @@ class _Call:
 
 @functools.lru_cache(maxsize=_MOST_CONTEXTS)
 def context_for(authorities: tuple[x509.Certificate, ...], *, dialer: bool) -> SSL.Context:
-    """Of all connections that believe these authorities: making one takes 0.4 ms.
+    """The context of all connections that trust these authorities. Cached: making one takes 0.4 ms.
 
-    It has no secret in it. A worker's certificate and private key are given to each connection for
-    its handshake. No TLS session can be resumed: OpenSSL's tickets name sessions of a cache that is
+    A context holds no secret: each connection gets the worker's certificate and private key for its
+    handshake. No TLS session can be resumed, because OpenSSL's tickets refer to its cache, which is
     off.
     """
     return new_context(authorities, dialer=dialer)
@@ -377,17 +380,17 @@ def new_context(authorities: tuple[x509.Certificate, ...], *, dialer: bool) -> S
     context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
     context.set_options(SSL.OP_NO_TICKET | SSL.OP_NO_RENEGOTIATION | SSL.OP_NO_COMPRESSION)
     context.set_options(_CLEANSE_PLAINTEXT)
-    # Every peer has the authority; what it needs is the worker's certificate alone.
+    # Sends only the worker's certificate: every peer has the authority's.
     context.set_mode(_NO_AUTO_CHAIN)
     store = context.get_cert_store()
     assert store is not None
     for authority in authorities:
         store.add_cert(crypto.X509.from_cryptography(authority))
-    # PARTIAL_CHAIN: what the operator named is the trust anchor, self-signed or not.
+    # PARTIAL_CHAIN: the operator's authority is the trust anchor, even if it is not self-signed.
     store.set_flags(crypto.X509StoreFlags.X509_STRICT | crypto.X509StoreFlags.PARTIAL_CHAIN)
     context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, _on_certificate)
-    # `identity.verify` allows nothing between a worker and its authority. Here one step more is
-    # allowed, because at 0 OpenSSL answers "too long" where "unknown issuer" is meant.
+    # `identity.verify` allows no certificate between a worker and its authority. Here one is
+    # allowed, because with 0 OpenSSL says "too long" where it should say "unknown issuer".
     context.set_verify_depth(1)
     if dialer:
         context.set_alpn_protos([ALPN])
@@ -406,15 +409,15 @@ def _x509_of(certificate: x509.Certificate) -> crypto.X509:
     return crypto.X509.from_cryptography(certificate)
 
 
-# In a forked child: a thread of the parent may hold a lock of OpenSSL in one of them.
+# A forked child makes its own: a thread of the parent may hold one of their OpenSSL locks.
 for _cached in (context_for, _without_key, _x509_of):
     os.register_at_fork(after_in_child=_cached.cache_clear)
 
 
 def identify(tls: SSL.Connection, credentials: Credentials, key: LoadedKey) -> None:
-    """Give the connection this worker's certificate and private key."""
+    """Gives the connection this worker's certificate and private key."""
     certificate = _x509_of(credentials.certificate)
-    # OpenSSL compares the key with the certificate that it has by then.
+    # The certificate first: OpenSSL compares the key with it.
     if (
         lib.SSL_use_certificate(tls._ssl, certificate._x509) != 1
         or lib.SSL_use_PrivateKey(tls._ssl, key.pointer) != 1
@@ -424,7 +427,7 @@ def identify(tls: SSL.Connection, credentials: Credentials, key: LoadedKey) -> N
 
 
 def _forget_errors() -> None:
-    """OpenSSL keeps them by thread, and would lay them to the next connection that it serves."""
+    """Clears OpenSSL's errors, which it keeps by thread and would report to another connection."""
     lib.ERR_clear_error()
 
 
@@ -442,7 +445,7 @@ def _choose_protocol(
 
 
 def _reason(problem: SSL.Error) -> str:
-    """OpenSSL's words for the first error in its queue."""
+    """OpenSSL's text for the first error in its queue."""
     queue = problem.args[0] if problem.args else []
     if isinstance(queue, list) and queue and len(queue[0]) == 3:
         return str(queue[0][2])
