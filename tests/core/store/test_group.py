@@ -162,7 +162,7 @@ def objects_over_a_tapped_link(rank: int, world: int, number: int) -> tuple[str,
     store: Store = dist.TCPStore(*address, timeout=timedelta(seconds=60))
     Counting.loads = 0
     with (
-        patch.object(wiretap, "Wire", FlipInABroadcast),
+        patch.object(wiretap, "TappedWire", FlipInABroadcast),
         wiretap.Relay(lambda: real_address(store), wiretap.Flip(number)) as relay,
         patch.object(distributed_c10d, "_unpickler", Counting),
     ):
