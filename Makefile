@@ -52,13 +52,12 @@ system-deps: ## Debian packages that some tests need: a TPM in software, etcd, C
 libcrypto: ## looks for a newer OpenSSL to build in, where the system's is slow
 	@native/libcrypto.sh $(LIBCRYPTO)
 
-lint: $(VENV)/.installed tidy ## ruff, mypy, import contracts, clang-format, clang-tidy, plain English
+lint: $(VENV)/.installed tidy ## ruff, mypy, import contracts, clang-format, clang-tidy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	@git ls-files $(CPP_FILES) | xargs $(BIN)/clang-format --dry-run --Werror
-	$(BIN)/python tools/words.py
 
 docs: $(VENV)/.installed ## the documents as a site, in build/site; warnings and dead links are errors
 	@$(BIN)/sphinx-build -q -W --keep-going -j auto -c docs -d build/site.cache . build/site

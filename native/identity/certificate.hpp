@@ -94,7 +94,7 @@ struct ReadCertificate {
   std::vector<uint8_t> foreign;  // the whole certificate, if it has foreign parts
 };
 
-// Reads a certificate whoever signed it.
+// Reads a certificate and does not ask who signed it.
 ReadCertificate read_any(der::Bytes bytes);
 
 // Reads a certificate's claims only if one of these issuers has signed it.

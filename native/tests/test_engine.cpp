@@ -144,7 +144,7 @@ TEST(interrupt_from_another_thread_ends_every_rank) {
   });
 }
 
-// Nobody tells the rank that its lease ended: it finds out by itself, before a collective and within one.
+// No other process tells the rank that its lease ended: it finds out by itself, before a collective and within one.
 // threat: B21
 TEST(ended_lease_ends_every_rank) {
   constexpr int64_t kNever = INT64_MAX;

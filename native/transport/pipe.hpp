@@ -1,7 +1,7 @@
 // A pipe carries bytes between two workers: a TCP connection, or two rings of shared memory.
 //
 // Pipes know nothing of records. Reading copies bytes into the reader's private memory exactly once, so
-// nobody outside can change them after they were checked. Writing copies them out of the writer's private
+// no other process can change them after they were checked. Writing copies them out of the writer's private
 // memory: a pipe gives out no address in shared memory, so no record can be sealed or opened there.
 #pragma once
 

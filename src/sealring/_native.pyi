@@ -636,7 +636,7 @@ class ReadCertificate:
         """SHA-256 of its public key (SubjectPublicKeyInfo), in hexadecimal."""
 
 def read_certificate(certificate: bytes) -> ReadCertificate:
-    """Reads a certificate, whoever signed it."""
+    """Reads a certificate and does not ask who signed it."""
 
 def read_certificates(
     certificates: tuple[bytes, ...], authorities: tuple[Authority, ...]

@@ -158,7 +158,7 @@ def test_a_rank_that_replaces_its_own_bytes_after_the_save(vault: Vault) -> None
     digests = hashlib.sha256(torch.full((8,), 666.0).numpy().tobytes()).digest()
     listed = stored.copy.write_part(checking.list_of(name), digests)
     content["contributions"][1] = signed_by_rank_1(
-        statements(content)[1] | {"digests": part.digest}
+        statements(content)[1] | {"hash": part.hash, "digests": part.digest}
     )
     parts = [*stored.manifest.parts[:2], part, listed]
     stored.copy.commit("checkpoint", "run", parts, json.dumps(content))

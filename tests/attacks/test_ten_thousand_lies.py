@@ -719,9 +719,11 @@ def dialed(
                 while far.recv(4096):
                     pass
 
+    name = PipeName(LIAR, "messages")
+    victim.pipes.want(name)
     with in_background(answer) as answered:
         try:
-            victim.set_up(near, PipeName(LIAR, "messages"))
+            victim.set_up(near, name)
         except SealringError as error:
             code = named(error)
     assert answered == [None]

@@ -279,8 +279,8 @@ class CheckpointWriter(Closable, StorageWriter):
     def _remove(self, versions: Callable[[], list[VaultPath]]) -> None:
         """Removes versions if no other process uses the vault; else leaves them to a later save.
 
-        While this process alone holds the vault, nobody reads these versions, and each version
-        that is being written is claimed.
+        While this process alone holds the vault, no other process reads these versions, and each
+        version that is being written is claimed.
         """
         try:
             with suppress(VaultBusy), self._vault.held(alone=True, wait=False):

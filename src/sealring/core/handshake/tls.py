@@ -309,9 +309,9 @@ class TlsConnection(Connection):
         """Accepts OpenSSL's verdict on each certificate of the chain, except for a worker's dates.
 
         `identity.verify` checks those dates as soon as TLS is up; without it there is no
-        VerifiedPeer. By then the peer has proved that it holds the key, so nobody can pass for a
-        member by replaying its old certificate. And the refusal can say "expired" or "not yet
-        valid", for which TLS has only one alert.
+        VerifiedPeer. By then the peer has proved that it holds the key, so a replayed old
+        certificate does not let another process pass for a member. And the refusal can say
+        "expired" or "not yet valid", for which TLS has only one alert.
         """
         if ok or (depth == 0 and code in _DATES):
             return True
